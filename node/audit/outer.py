@@ -69,10 +69,10 @@ def audit_outer(
             parent = parent_of(manifest.lineage)
             audit_lineage(report, manifest, parent, None if parent is None else manifest_of(parent, blobs))
         audit_data(report, manifest, blobs, progress)
-        _Audit(report, Replay(manifest, view, blobs), progress).run()
+        _OuterAudit(report, Replay(manifest, view, blobs), progress).run()
 
 
-class _Audit:
+class _OuterAudit:
     """Walks all stages round by round; a stage without a state waits for a stored version to go on from."""
 
     def __init__(self, report: Report, replay: Replay, progress: Progress) -> None:
@@ -132,10 +132,10 @@ class _Audit:
             after = None
         else:
             after = self._step(state, sealed)
-        self._turn(stage, state, after)
+        self._advance(stage, state, after)
         self._replay.forget_payloads(stage, round - 1)  # those of this round may be in the next one's starts
 
-    def _turn(self, stage: int, before: State | None, after: State | None) -> None:
+    def _advance(self, stage: int, before: State | None, after: State | None) -> None:
         """From now on `after` is the stage's state, and `before` what the next round starts from where the delay is 1;
         working copies of others go away."""
         base = None

@@ -73,11 +73,12 @@ def evaluate(
     on_wrong: Callable[[bytes, str], None],
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Pull a version (None: the newest) to `work` and say what it is worth: `run`, `version`, `stages` with the hash of
-    the weights of each, the sha256 of `model.safetensors`, and either `tasks` (see harness.run) or `heldout`: the mean
-    loss in nats of at most so many samples, its perplexity, and per what (token or byte). Where the run publishes means
-    `average` has what `pull` gives: the `versions`, `model`, and `heldout`, beside those of the version itself; tasks
-    run on that.
+    """Pull a version (None: the newest) to `work` and say what it is worth.
+
+    The result has `run`, `version`, `stages` with the hash of the weights of each, and the sha256 of
+    `model.safetensors`. It has either `tasks` (see harness.run) or `heldout`: the mean loss in nats of at most so many
+    samples, its perplexity, and per what (token or byte). Where the run publishes means, `average` has the `versions`,
+    `model` and `heldout` of what `pull` gives, and the tasks run on that.
 
     Raises Failure, DataError.
     """

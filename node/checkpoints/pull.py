@@ -97,13 +97,14 @@ def pull(
     progress: Callable[[str], None],
     averaged: bool | None = None,
 ) -> dict[str, Any]:
-    """Write V[s, version] of all stages to the new folder `out`, merged; returns what provenance.json says, and also
-    `checkpoint`, the sha256 (hex) of the list of files in SHA256SUMS, and `published`, who says where the version can
-    be had, and whether with the same list (see runs.checkpoint); None each where the run's tokenizer or what the model
-    is used with cannot be had, so that a file is missing or another.
+    """Write V[s, version] of all stages to the new folder `out`, merged.
 
-    Where the manifest has an average, it is the mean of that version and some before it that is written, and compared
-    with what others published; `averaged`: None, as the manifest says; False, the version itself; True, only the mean.
+    Returns what provenance.json says, and also `checkpoint`, the sha256 (hex) of the list of files in SHA256SUMS, and
+    `published`: who says where the version can be had, and whether with the same list (see runs.listing). Both say None
+    where the run's tokenizer or what the model is used with cannot be had, so that a file is missing or another.
+
+    Where the manifest has an average, the mean of that version and some before it is written, and compared with what
+    others published. `averaged`: None, as the manifest says; False, the version itself; True, only the mean.
 
     `version` counts sealed rounds; None is the newest that every stage has sealed. Each stage's weights come from a
     source that has them, else from replaying payloads, and are used only with the sealed hash: `on_wrong(hash, where)`

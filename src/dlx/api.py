@@ -54,11 +54,12 @@ def connect(
     else is.
 
     `chain_id` insists on a chain, else the endpoint says which it is. Blobs (weights, payloads) are looked for in the
-    folders `blobs`, files named by the hex of their sha256, then among the peers that the ledger names and those of
-    `bootstrap`, multiaddrs with /p2p/... at the end.
+    folders `blobs`, as files named by the hex of their sha256. Then they are looked for among the peers that the ledger
+    names and those of `bootstrap`, multiaddrs with /p2p/... at the end.
 
-    Raises LedgerUnavailable where the endpoint is silent, or has no code at the address (yet, if it still syncs);
-    DlxError for a URL or an address that cannot be, another chain, or contracts that are not those of this version.
+    Raises LedgerUnavailable where the endpoint is silent, or has no code at the address (yet, if it still syncs).
+    Raises DlxError for a URL or an address that cannot be, another chain, or contracts that are not those of this
+    version.
 
     Examples:
         >>> connect(rpc_url, address)
@@ -232,9 +233,9 @@ class Run:
         """Recount every seal from the chain's events, and replay every outer step bit for bit from the payloads.
 
         What is wrong with the run is no exception: `report.failed` says whether anything is, `report.established`
-        whether all that was asked for holds, `report.verdict` what of ledger, outer steps and training each;
-        `report.checks` has every check that did not pass, `report.text()` and `report.json()` all of it. Needs room for
-        three versions of each stage in the folder for temporary files.
+        whether all that was asked for holds. `report.verdict` says it of ledger, outer steps and training each.
+        `report.checks` has every check that did not pass, `report.text()` and `report.json()` have all of it. It takes
+        room for three versions of each stage in the folder for temporary files.
 
         `head` names a block whose hash you trust, "BLOCK:0xHASH": all that is used of the chain is then proven to it,
         else the chain node is believed. Raises LedgerUnavailable, UsageFailure, DlxError, OSError.

@@ -88,8 +88,8 @@ def command(
 
     Blobs come from --blobs folders, the data folder, and the run's peers, in this order.
 
-    Exit codes: 0 all that was asked for holds, 1 something is FAIL, 2 the command is wrong, 3 it could not look (the
-    chain node is silent, there is no such run, a folder cannot be read), 4 nothing is FAIL, but a WARN or SKIP leaves
+    Exit codes: 0 all that was asked for holds. 1 something is FAIL. 2 the command is wrong. 3 it could not look (the
+    chain node is silent, there is no such run, a folder cannot be read). 4 nothing is FAIL, but a WARN or SKIP leaves
     open whether all holds.
     """
     folder, settings = options.folder(

@@ -31,8 +31,8 @@ def command(
 ) -> None:
     """Follow a run without a slot, and train again what is drawn of each round: one line for each contribution.
 
-    Ends with the run, or at Ctrl-C. Exit codes: 0 something was drawn and all of it is honest, 1 something is false,
-    2 the command is wrong, 3 it could not look, 4 something is withheld, disputed or left over, or nothing was drawn.
+    Ends with the run, or at Ctrl-C. Exit codes: 0 something was drawn and all of it is honest. 1 something is false.
+    2 the command is wrong. 3 it could not look. 4 something is withheld, disputed or left over, or nothing was drawn.
     """
     extras.require("train")
     folder, settings = options.folder(

@@ -1,5 +1,8 @@
-"""The process of an audit that the page starts: it reads a line of JSON that says what to look at, writes others that
-say how far it is, and ends when its standard input does."""
+"""The process of an audit that the page starts.
+
+It reads a line of JSON that says what to audit, and writes others that say how far it is. It ends when its standard
+input does.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _FORMER = 50  # members that hold no slot any more
 _VERSIONS = 10
 
 
-class Source(NamedTuple):
+class Origin(NamedTuple):
     """Whose word a page is, and of when."""
 
     chain_id: int
@@ -65,7 +65,7 @@ class RunLine(NamedTuple):
 
 
 class RunsPage(NamedTuple):
-    source: Source
+    source: Origin
     lines: list[RunLine]  # newest first
     unreadable: list[UnreadableRun]
     total: int
@@ -81,7 +81,7 @@ class VersionLine(NamedTuple):
 
 
 class RunPage(NamedTuple):
-    source: Source
+    source: Origin
     details: RunDetails
     axis: Axis
     axes: tuple[Axis, ...]  # that there are numbers for
@@ -103,7 +103,7 @@ class RunPage(NamedTuple):
 
 
 class RoundPage(NamedTuple):
-    source: Source
+    source: Origin
     summary: RunSummary
     number: int
     newest: int
@@ -113,7 +113,7 @@ class RoundPage(NamedTuple):
 
 
 class VersionPage(NamedTuple):
-    source: Source
+    source: Origin
     summary: RunSummary
     version: VersionLine
     newest: int
@@ -180,7 +180,7 @@ class Reader:
     """Its methods block, and may be called from any thread."""
 
     def __init__(self, client: LedgerClient, folders: Sequence[Path], reach: str) -> None:
-        """`folders`: where blobs lie, and beside them the verdicts that nodes have. `reach`: see Source."""
+        """`folders`: where blobs lie, and beside them the verdicts that nodes have. `reach`: see Origin."""
         self.client, self.folders, self._reach = client, tuple(folders), reach
         self._lock = threading.RLock()
         self._rpc = client.rpc.with_patience(_PATIENCE)
@@ -215,7 +215,7 @@ class Reader:
             view = opened.view
             return [view.next_round(stage) for stage in range(view.config.stages)]
 
-    def summary(self, run: bytes) -> tuple[Source, RunSummary]:
+    def summary(self, run: bytes) -> tuple[Origin, RunSummary]:
         """Raises NotThere."""
         with self._open(run) as opened:
             return self._source(), find.summary(opened.view, self.folders)
@@ -363,9 +363,9 @@ class Reader:
     def _blob(self, name: str) -> Path | None:
         return next((path for folder in self.folders if (path := folder / name).is_file()), None)
 
-    def _source(self) -> Source:
+    def _source(self) -> Origin:
         domain = self._index.domain
-        return Source(domain.chain_id, domain.ledger, self._reach, self._index.tip, self._silence)
+        return Origin(domain.chain_id, domain.ledger, self._reach, self._index.tip, self._silence)
 
     def _sync(self) -> None:
         """What the chain node does not give leaves the pages as they are, with a word about it."""

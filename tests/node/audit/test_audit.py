@@ -68,7 +68,10 @@ def run_audit(tmp_path: Path) -> Callable[..., Report]:
     """`run_audit(history, own=[...], peers=[...], client=None)`: folders of the auditor and of others."""
 
     def go(
-        history: History, own: list[Path] | None = None, peers: list[Path] | None = None, client: Any = None
+        history: History,
+        own: list[Path] | None = None,
+        peers: list[Path] | None = None,
+        client: LedgerClient | None = None,
     ) -> Report:
         sources = [Folder(path, own=True) for path in own or []] + [Folder(path, own=False) for path in peers or []]
         work = tmp_path / "work"
@@ -471,12 +474,12 @@ def test_payloads_that_come_twice_are_named(
     history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
 ) -> None:
     payloads: dict[tuple[int, int, int], Contribution] = {}
-    copied = {(0, 1, 1): (0, 1, 0), (1, 2, 0): (1, 1, 1), (1, 2, 1): (1, 0, 1)}  # a mate's, its stale one, its own
+    repeated = {(0, 1, 1): (0, 1, 0), (1, 2, 0): (1, 1, 1), (1, 2, 1): (1, 0, 1)}  # a mate's, its stale one, its own
 
     def copy(one: Contribution) -> Contribution:
         at = one.stage, one.round, one.replica
-        if at in copied:
-            other = payloads[copied[at]]
+        if at in repeated:
+            other = payloads[repeated[at]]
             one = replace(one, payload=other.payload, payload_size=other.payload_size, payload_root=other.payload_root)
         payloads[at] = one
         return one

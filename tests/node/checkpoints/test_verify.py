@@ -182,7 +182,7 @@ def test_a_provenance_that_names_no_run_is_a_finding_without_asking_the_chain(
     (folder / "provenance.json").write_text(content)
     (only,) = json.loads(dlx("verify", folder, "--json", code=1).stdout)["findings"]
     assert said in only["said"] and (only["check"], only["verdict"]) == ("ledger", "FAIL")
-    assert "FAIL  record" in dlx("verify", folder, code=1).stdout
+    assert "FAIL  ledger" in dlx("verify", folder, code=1).stdout
 
 
 def test_a_run_that_the_ledger_does_not_have_is_a_finding(
