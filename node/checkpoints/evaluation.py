@@ -16,7 +16,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source
 from dlx.node.audit.sources.places import Places, open_sources
 from dlx.node.checkpoints import harness
-from dlx.node.checkpoints.pull import pull, read_manifest
+from dlx.node.checkpoints.pull import open_blobs, pull, read_manifest
 from dlx.node.home.errors import Failure
 from dlx.node.home.formatting import bar
 from dlx.training.data.shards import (
@@ -50,15 +50,11 @@ def evaluate_run(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """`evaluate` with blobs from `places` and the run's peers, in a temporary folder."""
-
-    def wrong(digest: bytes, where: str) -> None:
-        say(f"error: {where} has wrong bytes for {digest.hex()}: not kept, trying elsewhere")
-
     with (
         tempfile.TemporaryDirectory(prefix="dlx-evaluate-") as work,
         open_sources(client, view.run, places, say, show) as sources,
     ):
-        return evaluate(client.domain, view, version, Path(work), sources, tasks, samples, device, wrong, show)
+        return evaluate(client.domain, view, version, Path(work), sources, tasks, samples, device, say, show)
 
 
 def evaluate(
@@ -70,8 +66,8 @@ def evaluate(
     tasks: Tasks | None,
     samples: int,
     device: str,
-    on_wrong: Callable[[bytes, str], None],
-    progress: Callable[[str], None],
+    say: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> dict[str, Any]:
     """Pull a version (None: the newest) to `work` and say what it is worth.
 
@@ -82,17 +78,17 @@ def evaluate(
 
     Raises Failure, DataError.
     """
-    found = pull(domain, view, version, work / "model", sources, on_wrong, progress)
+    found = pull(domain, view, version, work / "model", sources, say, show)
     mean = found["average"] and {"versions": found["average"], "model": found["model"]}
     if mean and tasks is None:
-        found = pull(domain, view, found["version"], work / "sealed", sources, on_wrong, progress, averaged=False)
+        found = pull(domain, view, found["version"], work / "sealed", sources, say, show, averaged=False)
     result = {key: found[key] for key in ("run", "version", "manifest", "model")} | {"average": mean}
     result["stages"] = [{key: stage[key] for key in ("stage", "weights")} for stage in found["stages"]]
     if tasks is not None:
-        progress("running the tasks")
+        show("running the tasks")
         return result | harness.run(work / "model", tasks.names, tasks.folders, tasks.limit, tasks.batch, device)
     (work / "blobs").mkdir()
-    blobs = Blobs(sources, work / "blobs", lambda digest, wrong, own: on_wrong(digest, wrong.where))
+    blobs = open_blobs(sources, work / "blobs", say)
     try:
         manifest = read_manifest(view, blobs)
         named = manifest.data.manifest
@@ -101,9 +97,9 @@ def evaluate(
         length = manifest.data.sequence_length
         chosen = heldout_samples(dataset, length, samples)
         for done, sample in enumerate(chosen):
-            progress(f"{bar(done, len(chosen))} held-out sample {done} of {len(chosen)}")
+            show(f"{bar(done, len(chosen))} held-out sample {done} of {len(chosen)}")
             _fetch(dataset, sample, length, blobs)
-        progress("computing the loss")
+        show("computing the loss")
         models = [work / "sealed", work / "model"] if mean else [work / "model"]
         losses = [heldout_loss(model, dataset, length, samples, device) for model in models]
     except BlobMissing as error:

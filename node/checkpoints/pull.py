@@ -17,7 +17,7 @@ from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.outer_replay import Replay, ReplayError
-from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source
+from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source, WrongCopy
 from dlx.node.audit.sources.places import Places, open_sources
 from dlx.node.checkpoints.card import CARD, card
 from dlx.node.home.errors import Failure, UsageFailure
@@ -47,13 +47,9 @@ def pull_run(
     say: Callable[[str], None],
     averaged: bool | None = None,
 ) -> dict[str, Any]:
-    """`pull` with blobs from `places` and the run's peers. `show` is told each step, `say` what is worth keeping."""
-
-    def wrong(digest: bytes, where: str) -> None:
-        say(f"error: {where} has wrong bytes for {digest.hex()}: not kept, trying elsewhere")
-
+    """`pull` with blobs from `places` and the run's peers."""
     with open_sources(client, view.run, places, say, show) as sources:
-        return pull(client.domain, view, version, out, sources, wrong, show, averaged)
+        return pull(client.domain, view, version, out, sources, say, show, averaged)
 
 
 def follow(
@@ -93,8 +89,8 @@ def pull(
     version: int | None,
     out: Path,
     sources: Sequence[Source],
-    on_wrong: Callable[[bytes, str], None],
-    progress: Callable[[str], None],
+    say: Callable[[str], None],
+    show: Callable[[str], None],
     averaged: bool | None = None,
 ) -> dict[str, Any]:
     """Write V[s, version] of all stages to the new folder `out`, merged.
@@ -107,8 +103,8 @@ def pull(
     others published. `averaged`: None, as the manifest says; False, the version itself; True, only the mean.
 
     `version` counts sealed rounds; None is the newest that every stage has sealed. Each stage's weights come from a
-    source that has them, else from replaying payloads, and are used only with the sealed hash: `on_wrong(hash, where)`
-    is told of others. The folder appears complete or not at all. Raises Failure.
+    source that has them, else from replaying payloads, and are used only with the sealed hash. The folder appears
+    complete or not at all. `show` is told each step, `say` what is worth keeping: who has wrong bytes. Raises Failure.
     """
     if not view.created:
         raise Failure(
@@ -128,7 +124,7 @@ def pull(
     work.mkdir()
     try:
         (work / "blobs").mkdir()
-        blobs = Blobs(sources, work / "blobs", lambda digest, wrong, own: on_wrong(digest, wrong.where))
+        blobs = open_blobs(sources, work / "blobs", say)
         replay = Replay(read_manifest(view, blobs), view, blobs)
         manifest, files = replay.manifest, []
         if averaged and manifest.average is None:
@@ -136,9 +132,9 @@ def pull(
         mean = members(None if averaged is False else manifest.average, chosen)
         for stage in range(view.config.stages):
             named = view.weights(stage, chosen).hex()[:16]
-            progress(f"{bar(stage, view.config.stages)} stage {stage} of {view.config.stages}: weights {named}")
-            files.append((replay.mean if len(mean) > 1 else replay.rebuild)(stage, chosen, progress))
-        vocabulary, usage, whole = read_beside(manifest, blobs, progress)
+            show(f"{bar(stage, view.config.stages)} stage {stage} of {view.config.stages}: weights {named}")
+            files.append((replay.mean if len(mean) > 1 else replay.rebuild)(stage, chosen, show))
+        vocabulary, usage, whole = read_beside(manifest, blobs, show)
         model = export(manifest, files, work / "model", vocabulary, usage)
         found = provenance(domain, view, chosen, mean) | {"model": model.hex()}
         durable.write_bytes(work / "model" / PROVENANCE, (json.dumps(found, indent=2) + "\n").encode())
@@ -155,6 +151,15 @@ def pull(
         other | {"same": other["checkpoint"] == sums if comparable else None} for other in published(view, chosen)
     ]
     return found | {"checkpoint": sums, "published": others}
+
+
+def open_blobs(sources: Sequence[Source], folder: Path, say: Callable[[str], None]) -> Blobs:
+    """Working copies in `folder`; `say` is told who has wrong bytes."""
+
+    def name_wrong(digest: bytes, copy: WrongCopy, own: bool) -> None:
+        say(f"error: {copy.where} has wrong bytes for {digest.hex()}: not kept, trying elsewhere")
+
+    return Blobs(sources, folder, name_wrong)
 
 
 def provenance(domain: Domain, view: RunView, version: int, mean: Sequence[int]) -> dict[str, Any]:
