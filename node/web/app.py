@@ -43,9 +43,9 @@ class Page:
     """The ASGI application of a ledger's page. `auditing` and `places` None: nothing can be started or packed here."""
 
     def __init__(
-        self, reader: Reader, who: Guard, auditing: Auditing | None = None, places: Places | None = None
+        self, reader: Reader, access: Guard, auditing: Auditing | None = None, places: Places | None = None
     ) -> None:
-        self._reader, self._guard, self._auditing, self._places = reader, who, auditing, places
+        self._reader, self._guard, self._auditing, self._places = reader, access, auditing, places
         self._reading = trio.CapacityLimiter(1)  # the reader's lock lets no second one in
         self._packing = trio.CapacityLimiter(1)
         self._listeners = trio.CapacityLimiter(_LISTENERS)

@@ -138,7 +138,7 @@ def grid(
     rows: Iterable[SealRow],
     stages: int,
     totals: Totals,
-    slots: Coverage,
+    coverage: Coverage,
     opened: Place,
     drawn: Drawn,
     verdicts: Sequence[ReportedVerdict],
@@ -149,13 +149,13 @@ def grid(
         report, word = verdict.report, verdict.finding.word
         at = report.round, report.stage, report.replica
         findings[at] = max(findings.get(at, word), word, key=_WORST.index)
-    columns = replica_columns(rows := list(rows), stages, slots)
+    columns = replica_columns(rows := list(rows), stages, coverage)
     found = []
     for number, group in groupby(rows, key=lambda row: row.round):
         seals = {row.stage: row for row in group}
-        whole, round_drawn = slots.whole(opened), drawn.get(number)
+        complete, round_drawn = coverage.complete(opened), drawn.get(number)
         cells = tuple(
-            _stage(seals[stage], columns[stage], whole, slots, round_drawn, findings) if stage in seals else None
+            _stage(seals[stage], columns[stage], complete, coverage, round_drawn, findings) if stage in seals else None
             for stage in range(stages)
         )
         last = seals.get(stages - 1)
@@ -175,11 +175,11 @@ def grid(
     return found[::-1]
 
 
-def replica_columns(rows: Sequence[SealRow], stages: int, slots: Coverage) -> list[int]:
+def replica_columns(rows: Sequence[SealRow], stages: int, coverage: Coverage) -> list[int]:
     """How many replicas each stage has in these rounds: up to the highest that was held or counted."""
     columns = [0] * stages
     for row in rows:
-        held = slots.held(row.stage, (row.block, row.log_index)).bit_length()
+        held = coverage.held(row.stage, (row.block, row.log_index)).bit_length()
         columns[row.stage] = max(columns[row.stage], held, 1 + max(taken(row.outline), default=-1))
     return columns
 
@@ -258,13 +258,13 @@ def percent(share: Share) -> str:
 def _stage(
     seal: SealRow,
     columns: int,
-    whole: int,
-    slots: Coverage,
+    complete: int,
+    coverage: Coverage,
     drawn: frozenset[int] | None,
     findings: Mapping[tuple[int, int, int], str],
 ) -> StageCells:
     place = seal.block, seal.log_index
-    could, held, did = whole & slots.whole(place), slots.held(seal.stage, place), taken(seal.outline)
+    could, held, did = complete & coverage.complete(place), coverage.held(seal.stage, place), taken(seal.outline)
     cells = []
     for replica in range(columns):
         steps, bit = did.get(replica), 1 << replica

@@ -157,13 +157,13 @@ class _Run:
         if reorg or found is not None:
             self.manifest = found or self.manifest
             self._begin()
-        for event in self._index.deeds(self.view.run, self.slots.after):
-            self.slots.apply(event)
-        self.totals.advance(self._index, self.slots)
+        for event in self._index.deeds(self.view.run, self.coverage.after):
+            self.coverage.apply(event)
+        self.totals.advance(self._index, self.coverage)
 
     def _begin(self) -> None:
         stages = self.view.config.stages
-        self.slots = Coverage(stages)
+        self.coverage = Coverage(stages)
         self.totals = Totals(self.view.run, stages, _payload_size(self.manifest))
 
     def _replay_on(self) -> bool:
@@ -344,7 +344,7 @@ class Reader:
             seconds = _FILE_SECONDS if whole else _DRAW_SECONDS
             drawn = self._draws.of(view, opened.manifest, reversed(rounds), head, seconds)
         start = opened.totals.opened_before(index, rounds.start)
-        found = page.grid(seals, view.config.stages, opened.totals, opened.slots, start, drawn, verdicts)
+        found = page.grid(seals, view.config.stages, opened.totals, opened.coverage, start, drawn, verdicts)
         return _Shown(found, verdicts, drawn)
 
     def _versions(self, opened: _Run, measured: Sequence[Evaluation]) -> list[VersionLine]:

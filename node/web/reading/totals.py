@@ -27,7 +27,7 @@ class Counted(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Contributions that seals counted, and those that they could have counted: of replicas that were whole from the
+    """Contributions that seals counted, and those that they could have counted: of replicas that were complete from the
     opening of the round to its seal."""
 
     counted: int
@@ -54,15 +54,15 @@ class Totals:
         self._last: dict[bytes, tuple[int, int]] = {}  # the same -> round and time of the last one
         self._outlines: dict[bytes, int] = {}  # outline -> bitmap of its replicas
 
-    def advance(self, index: EventIndex, slots: Coverage) -> None:
-        """Adds the rounds that all stages have sealed since; `slots` knows everything up to now."""
+    def advance(self, index: EventIndex, coverage: Coverage) -> None:
+        """Adds the rounds that all stages have sealed since; `coverage` knows everything up to now."""
         group: list[SealRow] = []
         for row in seal_rows.read(index, self._run, self.rounds):
             if row.round != self.rounds:
                 return
             group.append(row)
             if len(group) == self._stages:
-                self._add(group, slots)
+                self._add(group, coverage)
                 group = []
 
     def members(self) -> dict[str, Counted]:
@@ -88,12 +88,12 @@ class Totals:
         found = seal_rows.read(index, self._run, round - 1)
         return max((row.block, row.log_index) for row, _ in zip(found, range(self._stages), strict=False))
 
-    def _add(self, group: list[SealRow], slots: Coverage) -> None:
-        opened = slots.whole(self.opened)
+    def _add(self, group: list[SealRow], coverage: Coverage) -> None:
+        opened = coverage.complete(self.opened)
         counted = possible = size = 0
         for row in group:
             made = self._replicas(row.outline)
-            could = made | (opened & slots.whole((row.block, row.log_index)))
+            could = made | (opened & coverage.complete((row.block, row.log_index)))
             counted += row.counted
             possible += could.bit_count()
             if self._size is not None:
