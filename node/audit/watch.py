@@ -29,7 +29,7 @@ from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.slot.segments import segment_steps
 
 POLL_SECONDS = 1.0
-AGAIN_SECONDS = 5.0  # until what was not served is asked for again
+RETRY_SECONDS = 5.0  # until what was not served is asked for again
 PATIENCE = 600.0  # that the chain may be silent
 
 Say = Callable[[str], None]
@@ -91,7 +91,7 @@ class Watch:
                 self._draw(manifest, update)
                 for drawn, until, again in list(self._open.values()):
                     if time.monotonic() >= again:
-                        yield from self._look(replayer, manifest, update, drawn, until)
+                        yield from self._replay(replayer, manifest, update, drawn, until)
                 if finished(Terms.of(manifest), update.view) and self._is_done(manifest, update):
                     return
             time.sleep(POLL_SECONDS)
@@ -134,7 +134,7 @@ class Watch:
                 for drawn in drawn_of(seals, hash_, audit.share, segment_steps(manifest)):
                     self._open[drawn.statement] = drawn, math.inf, 0.0
 
-    def _look(
+    def _replay(
         self, replayer: Replayer, manifest: Manifest, update: RunUpdate, drawn: Drawn, until: float
     ) -> Iterator[WatchLine]:
         """However slowly its files come: the time of what is withheld counts from when it was first missed."""
@@ -142,7 +142,7 @@ class Watch:
         now = time.monotonic()
         if found.finding is Finding.WITHHELD and now < until:
             until = min(until, now + SERVE_TIMEOUTS * manifest.timing.round_timeout)
-            self._open[drawn.statement] = drawn, until, now + AGAIN_SECONDS
+            self._open[drawn.statement] = drawn, until, now + RETRY_SECONDS
             return
         del self._open[drawn.statement]
         yield _line(drawn, found, update.view.is_convicted(drawn.account))

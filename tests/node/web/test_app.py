@@ -19,7 +19,7 @@ import pytest
 
 from dlx.node.audit.sources.places import Places
 from dlx.node.web.app import Page
-from dlx.node.web.audits.process import Where
+from dlx.node.web.audits.process import Task, Where
 from dlx.node.web.audits.runner import Auditing
 from dlx.node.web.guard import Guard
 from dlx.node.web.reading.reader import Reader
@@ -58,6 +58,12 @@ def _site(history: History, token: str | None) -> Iterator[httpx.Client]:
     ):
         yield client
         auditing.stop()
+
+
+def test_the_process_of_an_audit_reads_what_it_was_told(tmp_path: Path) -> None:
+    places = Places((tmp_path / "own",), (tmp_path / "node",), ("/ip4/127.0.0.1/tcp/1",))
+    task = Task(Where(("http://127.0.0.1:9",), "0x" + "11" * 20, 5, tmp_path, places), bytes(32), 3)
+    assert Task.of_line(task.line().decode()) == task
 
 
 def run_of(history: History) -> str:
