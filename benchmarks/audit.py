@@ -22,7 +22,7 @@ from dlx.ledger.index.event_index import EventIndex
 from dlx.ledger.rpc.endpoint import Endpoint
 from dlx.ledger.rpc.provider import Rpc
 from dlx.ledger.typed import Domain
-from dlx.node.audit.chain import Recount
+from dlx.node.audit.ledger import Recount
 from dlx.node.audit.report import Report
 
 SETUP = 34  # events before the first seal

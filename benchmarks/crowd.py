@@ -88,7 +88,7 @@ def main(
                 sys.stdout.write(f"{round:5}  {row['seconds']:7.0f}  {row['counted']:7}  {row['cpu_seconds']:11.0f}\n")
                 sys.stdout.flush()
 
-            demo.watch(devnet, on_round, lambda seen: None, stall=STALL)
+            demo.follow(devnet, on_round, lambda seen: None, stall=STALL)
     result = {
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks.crowd", *sys.argv[1:]]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",

@@ -91,7 +91,7 @@ def main(
                     sys.stdout.write(("" if rows[1:] else heading(rows[0])) + line(rows[-1]))
                     sys.stdout.flush()
 
-            demo.watch(devnet, on_round, lambda seen: None)
+            demo.follow(devnet, on_round, lambda seen: None)
     grown = growth(rows)
     sys.stdout.write("growth per round, over the last half\n" + line({"rounds": 0, "seconds": 0} | grown))
     result: dict[str, Any] = {

@@ -34,7 +34,7 @@ def main(
         devnet = Devnet.create(Path(folder) / "net", rounds, replicas, stages, _note)
         with demo.stopping(devnet):
             devnet.start()
-            demo.watch(devnet, lambda seen, round: _note(f"round {round}"), lambda seen: _read(devnet, found))
+            demo.follow(devnet, lambda seen, round: _note(f"round {round}"), lambda seen: _read(devnet, found))
     per_round = {
         name: round(mean(one.get(name, 0.0) for one in found.values()) / rounds, 2)
         for name in sorted({name for one in found.values() for name in one})

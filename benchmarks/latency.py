@@ -48,7 +48,7 @@ def main(
             for name in devnet.names:
                 devnet.start_node(name, ("benchmarks.blob_notes",))
             used: list[float] = []
-            demo.watch(devnet, lambda seen, round: used.append(_used(devnet)), lambda seen: None)
+            demo.follow(devnet, lambda seen, round: used.append(_used(devnet)), lambda seen: None)
         notes = {name: blob_notes.read(Path(folder), name) for name in devnet.names}
     whole = range(WARMING, rounds - 1)
     table = {

@@ -28,7 +28,7 @@ from dlx.node.trainer.spawn import SHARED, ForkServer
 from dlx.training.models.placement import cores
 
 TARGET_RATIO, TARGET_RSS_MB = 0.9, 900
-LOOK_SECONDS = 10.0  # between two questions for the nodes' status, which cost each of them 2 ms
+POLL_SECONDS = 10.0  # between two questions for the nodes' status, which cost each of them 2 ms
 
 
 def main(
@@ -99,7 +99,7 @@ class Nodes:
     def run(self) -> demo.Observed:
         """From their start to their end."""
         self._devnet.start()
-        return demo.watch(self._devnet, self._on_round, lambda seen: self._measure_memory(), look_seconds=LOOK_SECONDS)
+        return demo.follow(self._devnet, self._on_round, lambda seen: self._measure_memory(), poll_seconds=POLL_SECONDS)
 
     def stop(self) -> None:
         self._devnet.stop_nodes()

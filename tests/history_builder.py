@@ -35,7 +35,7 @@ from dlx.ledger.typed import Contribution, Domain, Outcome, Seal, SignedContribu
 from dlx.ledger.typed import Plan as LedgerPlan
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round.rules.plans import manifest_plan
-from dlx.node.runs.fit import config_of, genesis_of
+from dlx.node.runs.find import config_of, genesis_of
 from dlx.training import codecs
 from dlx.training.data.prepare import prepare
 from dlx.training.inner.states import unused

@@ -20,7 +20,7 @@ from benchmarks.links.rows import Row
 from dlx.ledger.typed import Contribution
 from dlx.node.daemon.api.status import NodeStatus
 from dlx.node.devnet import demo
-from dlx.node.devnet.devnet import Devnet, DevnetRecord
+from dlx.node.devnet.devnet import Devnet, DevnetShape
 from dlx.node.home.errors import Failure
 from dlx.node.home.keys import site as sites
 
@@ -62,7 +62,7 @@ def common_files(root: Path, text: str) -> tuple[Path, Path, Any]:
     """The manifest of this draft and its blobs, for rivals; made by a chain of its own."""
     from dlx.training.recipe.manifest import parse
 
-    devnet = Devnet(root, DevnetRecord("", 0, 1, 1))
+    devnet = Devnet(root, DevnetShape("", 0, 1, 1))
     root.mkdir(mode=0o700)
     with demo.stopping(devnet):
         devnet.make(text, lambda line: None)
@@ -136,9 +136,9 @@ class Hosts(Devnet):
         return self.network.command(name, super().command(name, module))
 
     def more_arguments(self, name: str) -> list[str]:
-        if self.record.stages == 1:
+        if self.shape.stages == 1:
             return []
-        return ["--site", SITE, "--stage", str(self.names.index(name) % self.record.stages)]
+        return ["--site", SITE, "--stage", str(self.names.index(name) % self.shape.stages)]
 
     def status(self, name: str) -> NodeStatus | None:
         with self.network.inside(name):
@@ -146,7 +146,7 @@ class Hosts(Devnet):
 
     def share_site_keys(self) -> None:
         """Each replica's machines get a key of their own."""
-        for names in peers(self.record.replicas, self.record.stages):
+        for names in peers(self.shape.replicas, self.shape.stages):
             made = [self.folder(name) for name in names]
             sites.make(made[0], SITE)
             key = sites.key_file(made[0], SITE)
@@ -189,7 +189,7 @@ def nodes(
 
     Raises Failure."""
     with _folder(keep) as root, network.inside(CHAIN):
-        devnet = Hosts(root / "net", DevnetRecord("", 0, replicas, row.stages), network=network)
+        devnet = Hosts(root / "net", DevnetShape("", 0, replicas, row.stages), network=network)
         devnet.root.mkdir(mode=0o700)
         with demo.stopping(devnet):
             devnet.make(text, lambda line: None)
@@ -200,7 +200,7 @@ def nodes(
             shaped = False
             started = time.monotonic()
 
-            def on_look(seen: demo.Observed) -> None:
+            def on_statuses(seen: demo.Observed) -> None:
                 nonlocal shaped
                 training = [status for status in seen.statuses.values() if status.steps]
                 if not shaped and len(training) == len(devnet.names):
@@ -219,7 +219,7 @@ def nodes(
                 return len(looks) > 1 and looks[-1].at - looks[0].at >= seconds
 
             try:
-                seen = demo.watch(devnet, on_round, on_look, enough, stall)
+                seen = demo.follow(devnet, on_round, on_statuses, enough, stall)
             except Failure as error:
                 raise Failure(f"{error}; {_said(devnet)}") from None
             return _measured(devnet, seen, looks)

@@ -8,9 +8,10 @@ from pathlib import Path
 from random import Random
 
 from dlx.ledger.view.run_view import RunView
-from dlx.node.audit.inner_inputs import Absent, Inner, Lie, Unknown
+from dlx.node.audit.inner_inputs import FalseStatement, InnerInputs, MissingInputs, Undecidable
 from dlx.node.audit.outer_replay import Replay, ReplayError
 from dlx.node.audit.report import Report, Training, Verdict
+from dlx.node.audit.request import ReplayChoice
 from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source
 from dlx.node.home.formatting import bar
 from dlx.node.round.challenges import turns
@@ -20,7 +21,7 @@ from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict
 from dlx.node.round.rules.deals import Deals
 from dlx.node.trainer.checks import Outcome
 from dlx.training.data import shards
-from dlx.training.models.placement import ONE_THREAD, Placement
+from dlx.training.models.placement import Placement
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
 from dlx.training.slot.segments import segment_steps, segments_in
@@ -32,17 +33,7 @@ BlockHash = Callable[[int], bytes | None]
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Which of the drawn replica-rounds are replayed, and where."""
-
-    rounds: range | None = None  # None: those that members still have to serve
-    replica: int | None = None  # None: all
-    sample: float = 1.0  # part of them, by the auditor's own chance
-    placement: Placement = ONE_THREAD  # of the replays
-
-
-@dataclass(frozen=True)
-class Found:
+class Replayed:
     """What a replay of one contribution came to. `finding` is None where nothing can be said: `reasons` say why."""
 
     finding: Finding | None
@@ -63,7 +54,7 @@ class Found:
                 return "WARN" if self.disputed else "PASS"
 
 
-class Replays:
+class Replayer:
     """Replays drawn contributions of a run with blobs from anywhere; working copies lie in `blobs.work`.
 
     Raises BlobMissing where the list of the run's data is gone, DataError where it is none.
@@ -74,67 +65,67 @@ class Replays:
         named = manifest.data.manifest
         path = blobs.get(bytes.fromhex(named.sha256), min(named.size, shards.MAX_MANIFEST_BYTES))
         self._data, self._deals = shards.parse_data_manifest(path.read_bytes()), Deals.of(manifest)
-        self._kept = {entry.name for entry in blobs.work.iterdir()}
+        self._permanent = {entry.name for entry in blobs.work.iterdir()}
 
-    def check(self, view: RunView, drawn: Drawn) -> Found:
+    def check(self, view: RunView, drawn: Drawn) -> Replayed:
         """`view` has the seals of the round, and of those that plan it."""
-        inner = Inner(self._manifest, view, self._deals)
+        inner = InnerInputs(self._manifest, view, self._deals)
         self._blobs.get(view.config.manifest, MAX_BYTES)
         try:
             return self._check(inner, drawn)
-        except Absent as error:
-            return Found(Finding.WITHHELD, (f"nobody gives {error}",))
-        except Unknown as error:
-            return Found(None, (str(error),))
-        except Lie as error:
-            return Found(Finding.FALSE, (str(error),))
+        except MissingInputs as error:
+            return Replayed(Finding.WITHHELD, (f"nobody gives {error}",))
+        except Undecidable as error:
+            return Replayed(None, (str(error),))
+        except FalseStatement as error:
+            return Replayed(Finding.FALSE, (str(error),))
         finally:
             for entry in self._blobs.work.iterdir():
-                if entry.name not in self._kept:
+                if entry.name not in self._permanent:
                     entry.unlink()
 
-    def _check(self, inner: Inner, drawn: Drawn) -> Found:
+    def _check(self, inner: InnerInputs, drawn: Drawn) -> Replayed:
         from dlx.node.trainer.checking import carry_out  # torch
 
         work = inner.work(drawn, self._get, self._blobs.work, self._placement)
-        most = inner.most(drawn.stage)
+        limit = inner.largest_file(drawn.stage)
         for name in work.sent():
             try:
-                self._get(name, most)
-            except Absent:  # its neighbour's to serve: then that is not compared
+                self._get(name, limit)
+            except MissingInputs:  # its neighbour's to serve: then that is not compared
                 continue
         for shard in inner.shards(work, self._data):
             try:
                 self._blobs.get(bytes.fromhex(shard.sha256), shard.size)
             except BlobMissing as error:
-                raise Unknown(f"a shard of its data is gone: {error.reason}") from None
+                raise Undecidable(f"a shard of its data is gone: {error.reason}") from None
         for _ in range(_PASSES):
             outcome = carry_out(work)
             if outcome.refusal:
-                raise Unknown(outcome.refusal)
+                raise Undecidable(outcome.refusal)
             if not outcome.missing:
                 finding = Finding.FALSE if outcome.reasons else Finding.HONEST
                 disputed = outcome.disputed or inner.disputed(drawn, self._get)
-                return Found(finding, outcome.reasons, outcome, disputed)
+                return Replayed(finding, outcome.reasons, outcome, disputed)
             for name in outcome.missing:
                 if name == work.base_weights:
                     self._rebuild(inner, drawn)
                 else:
-                    self._get(name, most)
-        raise Unknown("it asks for more and more")
+                    self._get(name, limit)
+        raise Undecidable("it asks for more and more")
 
     def _get(self, name: bytes, limit: int) -> Path:
         try:
             return self._blobs.get(name, limit)
         except BlobMissing:
-            raise Absent([name]) from None
+            raise MissingInputs([name]) from None
 
-    def _rebuild(self, inner: Inner, drawn: Drawn) -> None:
+    def _rebuild(self, inner: InnerInputs, drawn: Drawn) -> None:
         """The version that the round began with, which anybody can compute."""
         try:
             Replay(self._manifest, inner.view, self._blobs).rebuild(drawn.stage, inner.base(drawn), lambda line: None)
         except ReplayError as error:
-            raise Unknown(str(error)) from None
+            raise Undecidable(str(error)) from None
 
 
 def audit_inner(
@@ -143,7 +134,7 @@ def audit_inner(
     block_hash: BlockHash,
     sources: Sequence[Source],
     work: Path,
-    choice: Choice,
+    choice: ReplayChoice,
     verdicts: Iterable[ReportedVerdict],
     progress: Callable[[str], None],
 ) -> None:
@@ -154,28 +145,28 @@ def audit_inner(
     blobs = Blobs(sources, work)
     try:
         manifest = parse(blobs.get(view.config.manifest, MAX_BYTES).read_bytes())
-        replays = Replays(manifest, blobs, choice.placement)
+        replayer = Replayer(manifest, blobs, choice.placement)
     except (BlobMissing, ManifestError, shards.DataError) as error:
         report.add(LEVEL, "training", "SKIP", f"nothing can be replayed without manifest and list of the data: {error}")
         return
     rounds = drawable(view, manifest.audit.window) if choice.rounds is None else choice.rounds
     found = _drawn(report, view, manifest, block_hash, rounds, asked=choice.rounds is not None)
     chosen = _chosen(found, choice)
-    told = _by_statement(verdicts)
-    training.drawn = len({_place(one) for one in found})
-    training.chosen = len({_place(one) for one in chosen})
+    reported = _by_statement(verdicts)
+    training.drawn = len({_place(drawn) for drawn in found})
+    training.chosen = len({_place(drawn) for drawn in chosen})
     training.total, training.segments = _counted(view, segment_steps(manifest))
     if not chosen:
         what = "was chosen of what was drawn" if found else f"was drawn of {_named(rounds)}"
         report.add(LEVEL, "training", "SKIP", f"nothing {what}")
         report.cannot_establish(f"anything about the training: nothing {what}")
-    findings: dict[tuple[int, int], list[tuple[Drawn, Found]]] = {}
+    findings: dict[tuple[int, int], list[tuple[Drawn, Replayed]]] = {}
     for number, drawn in enumerate(chosen):
         where = f"round {drawn.round}, replica {drawn.replica}, stage {drawn.stage}"
         progress(f"{bar(number, len(chosen))} training: {number} of {len(chosen)}, {where}")
-        replayed = replays.check(view, drawn)
+        replayed = replayer.check(view, drawn)
         findings.setdefault(_place(drawn), []).append((drawn, replayed))
-        _add(report, view, drawn, replayed, told.get(drawn.statement, {}))
+        _add(report, view, drawn, replayed, reported.get(drawn.statement, {}))
     for each in findings.values():
         _count(training, each)
 
@@ -202,14 +193,14 @@ def _drawn(
     return found
 
 
-def _chosen(found: list[Drawn], choice: Choice) -> list[Drawn]:
-    places = sorted({_place(one) for one in found if choice.replica in (None, one.replica)})
+def _chosen(found: list[Drawn], choice: ReplayChoice) -> list[Drawn]:
+    places = sorted({_place(drawn) for drawn in found if choice.replica in (None, drawn.replica)})
     chance = Random()
     taken = {place for place in places if chance.random() < choice.sample}
-    return [one for one in found if _place(one) in taken]
+    return [drawn for drawn in found if _place(drawn) in taken]
 
 
-def _add(report: Report, view: RunView, drawn: Drawn, replayed: Found, verdicts: dict[str, ReportedVerdict]) -> None:
+def _add(report: Report, view: RunView, drawn: Drawn, replayed: Replayed, verdicts: dict[str, ReportedVerdict]) -> None:
     detail = f"replica {drawn.replica}, of {drawn.account}"
     if replayed.reasons:
         detail += f": {'; '.join(replayed.reasons)}"
@@ -229,17 +220,17 @@ def _add(report: Report, view: RunView, drawn: Drawn, replayed: Found, verdicts:
 
 def _compare(report: Report, drawn: Drawn, finding: Finding, verdicts: dict[str, ReportedVerdict]) -> None:
     """The members' verdicts beside our own, which holds whatever they say: one liar among them must not fail a run."""
-    for checker, one in verdicts.items():
-        if not one.report.is_about(drawn):
+    for checker, verdict in verdicts.items():
+        if not verdict.report.is_about(drawn):
             continue
-        if one.finding is finding:
-            report.add(LEVEL, "members' verdicts", "PASS", round=drawn.round, stage=drawn.stage, hash=one.name)
+        if verdict.finding is finding:
+            report.add(LEVEL, "members' verdicts", "PASS", round=drawn.round, stage=drawn.stage, hash=verdict.name)
         else:
             where = f"round {drawn.round}, replica {drawn.replica}, stage {drawn.stage}"
-            report.note(f"{where}: {checker} says {one.finding.word}, the replay here {finding.word}")
+            report.note(f"{where}: {checker} says {verdict.finding.word}, the replay here {finding.word}")
 
 
-def _count(training: Training, stages: list[tuple[Drawn, Found]]) -> None:
+def _count(training: Training, stages: list[tuple[Drawn, Replayed]]) -> None:
     """A replica-round is as honest as the worst of its stages."""
     findings = {found.finding for _, found in stages}
     if Finding.FALSE in findings:
@@ -267,7 +258,7 @@ def _counted(view: RunView, length: int) -> tuple[int, int]:
             for record in view.sealed[stage, round].records:
                 steps[record.replica] = max(record.inner_steps, steps.get(record.replica, 0))
         replica_rounds += len(steps)
-        segments += sum(segments_in(one, length) for one in steps.values())
+        segments += sum(segments_in(inner_steps, length) for inner_steps in steps.values())
     return replica_rounds, segments
 
 
@@ -282,8 +273,8 @@ def _named(rounds: range) -> str:
 
 def _by_statement(verdicts: Iterable[ReportedVerdict]) -> dict[bytes, dict[str, ReportedVerdict]]:
     found: dict[bytes, dict[str, ReportedVerdict]] = {}
-    for one in verdicts:
-        found.setdefault(one.report.statement, {}).setdefault(one.checker, one)
+    for verdict in verdicts:
+        found.setdefault(verdict.report.statement, {}).setdefault(verdict.checker, verdict)
     return found
 
 

@@ -30,51 +30,53 @@ from dlx.training.slot.trace import Trace, TraceError, decode, neighbours_faults
 Get = Callable[[bytes, int], Path]  # a blob's name and the bytes that it may have -> its file
 
 
-class Absent(Exception):
-    """Nobody gives a blob that the contribution's maker has to serve. `blobs`: their names; `came`: the seconds for
-    which they came, and still did when they were left for other work."""
+class MissingInputs(Exception):
+    """Nobody gives blobs that the contribution's maker has to serve. `blobs`: their names; `arriving_s`: the seconds
+    for which they arrived, and still did when they were left for other work."""
 
-    def __init__(self, blobs: Sequence[bytes], came: float = 0.0) -> None:
-        super().__init__(", ".join(one.hex() for one in blobs))
-        self.blobs, self.came = tuple(blobs), came
+    def __init__(self, blobs: Sequence[bytes], arriving_s: float = 0.0) -> None:
+        super().__init__(", ".join(blob.hex() for blob in blobs))
+        self.blobs, self.arriving_s = tuple(blobs), arriving_s
 
 
-class Lie(Exception):
+class FalseStatement(Exception):
     """What the contribution's maker signed is none of what it has to be; the message says how."""
 
 
-class Unknown(Exception):
+class Undecidable(Exception):
     """Nothing can be said of the contribution here, and its maker is not to blame; the message says why."""
 
 
-class Inner:
-    """The inner rounds of one run. `view` has the seals of the rounds asked for, and of those before that plan them."""
+class InnerInputs:
+    """Of one run. `view` has the seals of the rounds asked for, and of those before that plan them."""
 
     def __init__(self, manifest: Manifest, view: RunView, deals: Deals) -> None:
         self.manifest, self.view, self.terms, self._deals = manifest, view, Terms.of(manifest), deals
 
     def work(self, drawn: Drawn, get: Get, blobs: Path, placement: Placement) -> Work:
-        """Everything but the files that the check itself asks for. `get` raises Absent; so does this, and Unknown and
-        Lie."""
-        said = self._statement(drawn, drawn.stage, get)
-        trace = self._trace(said, get)
+        """Everything but the files that the check itself asks for.
+
+        Raises MissingInputs, as `get` does, FalseStatement and Undecidable.
+        """
+        statement = self._statement(drawn, drawn.stage, get)
+        trace = self._trace(statement, get)
         plan, terms = self._plan(drawn.stage, drawn.round), self.terms
         try:
             before = steps_before(terms, self.view, drawn.round)
         except KeyError:
-            raise Unknown("the seals that say which inner steps these were are not at hand") from None
+            raise Undecidable("the seals that say which inner steps these were are not at hand") from None
         return Work(
             manifest=self.view.config.manifest,
             blobs=str(blobs),
             stage=drawn.stage,
             segment=drawn.segment,
-            statement=said.encode(),
+            statement=statement.encode(),
             trace=trace,
             plan=plan,
             steps_before=before,
             total_steps=terms.total_steps,
-            samples=self._samples(drawn, said),
-            own_plans=self._own_plans(said, drawn.segment, get),
+            samples=self._samples(drawn, statement),
+            own_plans=self._own_plans(statement, drawn.segment, get),
             next_trace=self._neighbour(drawn, drawn.stage + 1, get),
             placement=placement,
         )
@@ -94,9 +96,9 @@ class Inner:
         traces: list[Trace | None] = []
         for stage in range(self.view.config.stages):
             try:
-                said = self._statement(drawn, stage, get)
-                traces.append(decode(self._trace(said, get), said.segments, said.inner_steps))
-            except (StopIteration, Absent, Lie, TraceError):
+                statement = self._statement(drawn, stage, get)
+                traces.append(decode(self._trace(statement, get), statement.segments, statement.inner_steps))
+            except (StopIteration, MissingInputs, FalseStatement, TraceError):
                 traces.append(None)
         return bool(neighbours_faults(traces))
 
@@ -104,39 +106,41 @@ class Inner:
         """The version that the round began with."""
         return base_version(self.terms, drawn.round)
 
-    def most(self, stage: int) -> int:
+    def largest_file(self, stage: int) -> int:
         """Bytes of the largest file that a check of the stage takes."""
         weights = self.manifest.genesis[stage].size
         tensors = segment_steps(self.manifest) * step_bytes(self.manifest)
         return max(3 * weights + (1 << 20), tensors)
 
     def _statement(self, drawn: Drawn, stage: int, get: Get) -> Contribution:
-        """All that the replica's contribution of a stage states. Raises Absent, Lie; StopIteration where the stage's
-        seal does not count it."""
+        """All that the replica's contribution of a stage states.
+
+        Raises MissingInputs, FalseStatement; StopIteration where the stage's seal does not count it.
+        """
         sealed = self.view.sealed[stage, drawn.round]
-        record = next(one for one in sealed.records if one.replica == drawn.replica)
+        record = next(record for record in sealed.records if record.replica == drawn.replica)
         try:
             found = Contribution.decode(get(record.statement, CONTRIBUTION_SIZE).read_bytes())
         except TypedError as error:
-            raise Lie(f"the statement is none: {error}") from None
+            raise FalseStatement(f"the statement is none: {error}") from None
         if (sealed.run, sealed.round, stage) != (found.run, found.round, found.stage):
-            raise Lie("the statement is about another round")
+            raise FalseStatement("the statement is about another round")
         if found.record(record.multiplier) != record:
-            raise Lie("the statement says something else than the seal's record of it")
+            raise FalseStatement("the statement says something else than the seal's record of it")
         if found.segments != segments_in(found.inner_steps, segment_steps(self.manifest)):
-            raise Lie(f"it states {found.inner_steps} steps in {found.segments} segments")
+            raise FalseStatement(f"it states {found.inner_steps} steps in {found.segments} segments")
         return found
 
-    def _samples(self, drawn: Drawn, said: Contribution) -> Intervals:
-        if drawn.stage not in (0, len(self.manifest.stages) - 1) or said.flags & PRIVATE_DATA:
+    def _samples(self, drawn: Drawn, statement: Contribution) -> Intervals:
+        if drawn.stage not in (0, len(self.manifest.stages) - 1) or statement.flags & PRIVATE_DATA:
             return ()
         try:
             return self._deals.lot(self.view, drawn.round, drawn.replica)
         except KeyError:
-            raise Unknown("the seals that deal its samples are not at hand") from None
+            raise Undecidable("the seals that deal its samples are not at hand") from None
 
-    def _trace(self, said: Contribution, get: Get) -> bytes:
-        return get(said.trace, size(said.segments, said.inner_steps)).read_bytes()
+    def _trace(self, statement: Contribution, get: Get) -> bytes:
+        return get(statement.trace, size(statement.segments, statement.inner_steps)).read_bytes()
 
     def _neighbour(self, drawn: Drawn, stage: int, get: Get) -> bytes | None:
         """The trace of another stage's contribution to the replica's round, where it is to be had."""
@@ -144,31 +148,31 @@ class Inner:
             return None
         try:
             return self._trace(self._statement(drawn, stage, get), get)
-        except (StopIteration, Absent, Lie):
+        except (StopIteration, MissingInputs, FalseStatement):
             return None
 
     def _plan(self, stage: int, round: int) -> ManifestPlan:
         plan = plan_of(self.terms, self.view, stage, round)
         if plan is None:
-            raise Unknown(f"the seals that plan round {round} are not at hand")
+            raise Undecidable(f"the seals that plan round {round} are not at hand")
         return manifest_plan(plan)
 
-    def _own_plans(self, said: Contribution, segment: int, get: Get) -> dict[bytes, ManifestPlan]:
+    def _own_plans(self, statement: Contribution, segment: int, get: Get) -> dict[bytes, ManifestPlan]:
         """The plans of the own payloads that a check of the segment takes, which the account's earlier statements place
-        in their rounds. Raises Absent: without them its maker could hide what its residual was."""
-        named = {said.start_payload, said.folded_payload, said.folded_payload2} - {NO_HASH}
-        if segment == said.segments - 1 or self.terms.ahead:
-            named |= {said.payload_before} - {NO_HASH}
+        in their rounds. Raises MissingInputs: without them its maker could hide what its residual was."""
+        named = {statement.start_payload, statement.folded_payload, statement.folded_payload2} - {NO_HASH}
+        if segment == statement.segments - 1 or self.terms.ahead:
+            named |= {statement.payload_before} - {NO_HASH}
         if self.terms.adaptive is None:
             return dict.fromkeys(named, manifest_plan(self.terms.plan))
         found: dict[bytes, ManifestPlan] = {}
         for _ in range(LOOKED_BACK):
-            if named <= found.keys() or said.previous == NO_HASH:
+            if named <= found.keys() or statement.previous == NO_HASH:
                 break
             try:
-                said = Contribution.decode(get(said.previous, CONTRIBUTION_SIZE).read_bytes())
+                statement = Contribution.decode(get(statement.previous, CONTRIBUTION_SIZE).read_bytes())
             except TypedError:
                 break
-            if said.payload in named:
-                found[said.payload] = self._plan(said.stage, said.round)
+            if statement.payload in named:
+                found[statement.payload] = self._plan(statement.stage, statement.round)
         return found

@@ -12,23 +12,20 @@ from dlx.ledger.events import Sealed
 from dlx.ledger.typed import Contribution, Record
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.continuity import Continuity
-from dlx.node.audit.data import audit_data
-from dlx.node.audit.lineage import audit_lineage
+from dlx.node.audit.manifest import audit_data, audit_lineage, audit_manifest, manifest_of
 from dlx.node.audit.outer_replay import PayloadError, Replay, State, StatementError, outcome_fault
 from dlx.node.audit.report import Report, Verdict
-from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source, Wrong
+from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source, WrongCopy
 from dlx.node.home.formatting import bar
 from dlx.node.round.rules.pace import fewest_steps
 from dlx.node.round.rules.plans import finished, has_round, plan_fault
 from dlx.node.round.rules.round_rules import base_version, statement_fault, unit_multipliers
-from dlx.node.runs.fit import differences
 from dlx.training import selftest
 from dlx.training.codecs import CodecError
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.policy import disagreement
 from dlx.training.outer.step import OuterError
-from dlx.training.recipe.manifest import MAX_BYTES, Lineage, Manifest, parse
-from dlx.training.recipe.strict import ManifestError
+from dlx.training.recipe.manifest import Lineage
 
 LEVEL = 2
 
@@ -53,11 +50,11 @@ def audit_outer(
     """Add the checks of level 2. `view` holds the events that level 1 accepted; `work` is an empty folder; `parent_of`
     gives the run that this one says it starts from, None where it is on another ledger."""
 
-    def wrong_copy(digest: bytes, wrong: Wrong, own: bool) -> None:
-        if own and wrong.lies:
-            report.add(LEVEL, "own blobs", "FAIL", f"{wrong.where} {wrong.what}", hash=digest)
+    def note_wrong(digest: bytes, copy: WrongCopy, own: bool) -> None:
+        if own and copy.differs:
+            report.add(LEVEL, "own blobs", "FAIL", f"{copy.where} {copy.what}", hash=digest)
         else:
-            report.note(f"{digest.hex()}: {wrong.where} {wrong.what}, and is not used")
+            report.note(f"{digest.hex()}: {copy.where} {copy.what}, and is not used")
 
     try:
         selftest.run()
@@ -65,51 +62,17 @@ def audit_outer(
         report.add(LEVEL, "arithmetic", "SKIP", f"this machine does not compute as the run demands: {error}")
         report.cannot_establish("the outer replay (level 2): this machine's arithmetic is not the canonical one")
         return
-    blobs = Blobs(sources, work, wrong_copy)
-    manifest = _manifest(report, view, blobs)
+    blobs = Blobs(sources, work, note_wrong)
+    manifest = audit_manifest(report, view, blobs)
     if manifest is not None:
         if manifest.lineage is not None:
             parent = parent_of(manifest.lineage)
-            audit_lineage(report, manifest, parent, None if parent is None else _other(parent, blobs))
+            audit_lineage(report, manifest, parent, None if parent is None else manifest_of(parent, blobs))
         audit_data(report, manifest, blobs, progress)
-        _Audit(report, Replay(manifest, view, blobs), progress).run()
+        _OuterAudit(report, Replay(manifest, view, blobs), progress).run()
 
 
-def _manifest(report: Report, view: RunView, blobs: Blobs) -> Manifest | None:
-    digest = view.config.manifest
-    try:
-        manifest = parse(blobs.get(digest, MAX_BYTES).read_bytes())
-    except BlobMissing as error:
-        report.add(LEVEL, "manifest", "WARN", f"it is gone: {error.reason}", hash=digest)
-        report.add(LEVEL, "replay", "SKIP", "nothing can be replayed without the manifest")
-        report.cannot_establish("everything that rests on blobs: the manifest is gone")
-        return None
-    except ManifestError as error:
-        report.add(LEVEL, "manifest", "FAIL", str(error), hash=digest)
-        report.add(LEVEL, "replay", "SKIP", "nothing can be replayed without the manifest")
-        return None
-    differing = differences(manifest, view)
-    if differing:
-        report.add(LEVEL, "manifest", "FAIL", f"the ledger says otherwise: {'; '.join(differing)}", hash=digest)
-        return None
-    report.add(LEVEL, "manifest", "PASS", manifest.name, hash=digest)
-    report.facts["confirmations"] = manifest.confirmations
-    return manifest
-
-
-def _other(parent: RunView, blobs: Blobs) -> Manifest | None:
-    """Another run's manifest, if it can be had."""
-    if not parent.created:
-        return None
-    try:
-        return parse(blobs.get(parent.config.manifest, MAX_BYTES).read_bytes())
-    except (BlobMissing, ManifestError):
-        return None
-    finally:
-        blobs.drop(parent.config.manifest)
-
-
-class _Audit:
+class _OuterAudit:
     """Walks all stages round by round; a stage without a state waits for a stored version to go on from."""
 
     def __init__(self, report: Report, replay: Replay, progress: Progress) -> None:
@@ -169,10 +132,10 @@ class _Audit:
             after = None
         else:
             after = self._step(state, sealed)
-        self._turn(stage, state, after)
+        self._advance(stage, state, after)
         self._replay.forget_payloads(stage, round - 1)  # those of this round may be in the next one's starts
 
-    def _turn(self, stage: int, before: State | None, after: State | None) -> None:
+    def _advance(self, stage: int, before: State | None, after: State | None) -> None:
         """From now on `after` is the stage's state, and `before` what the next round starts from where the delay is 1;
         working copies of others go away."""
         base = None
@@ -185,7 +148,7 @@ class _Audit:
     def _terms(self, sealed: Sealed, statements: Sequence[Contribution | None]) -> None:
         """May the seal change the plan in this way, and does the run still have this round?"""
         terms, outcome = self._replay.terms, sealed.outcome
-        parts = [one.kept for one in statements if one is not None]
+        parts = [statement.kept for statement in statements if statement is not None]
         known = parts if len(parts) == len(statements) else None
         wrong = [plan_fault(terms, self._view, sealed.stage, sealed.round, outcome.plan, known)]
         steps = self._replay.plan(sealed.stage, sealed.round).inner_steps

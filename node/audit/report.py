@@ -71,15 +71,15 @@ class Training:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """The verdict in its parts, because none stands for another: "PASS", "WARN", "FAIL" or "not checked" for the record
+    """The verdict in its parts, because none stands for another: "PASS", "WARN", "FAIL" or "not checked" for the ledger
     (level 1) and the outer steps (level 2), and numbers for the training (level 3)."""
 
-    record: str
+    ledger: str
     outer_steps: str
     training: str
 
     def __str__(self) -> str:
-        return f"record {self.record}, outer steps {self.outer_steps}, training: {self.training}"
+        return f"ledger {self.ledger}, outer steps {self.outer_steps}, training: {self.training}"
 
 
 class _Lines:
@@ -158,7 +158,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """What a command ends with that found this: see `finding.exit_code`."""
+        """What a command ends with that found this: see `diagnostics.exit_code`."""
         return exit_code([verdict for verdict, count in self.counts().items() if count])
 
     @property

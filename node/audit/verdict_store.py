@@ -1,4 +1,4 @@
-"""The verdicts that a node has heard and given, in one SQLite file of its data folder."""
+"""The verdicts of a node and of others that it was told, in one SQLite file of its data folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlx.ledger.typed import Domain
 from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict, VerdictError
 
 FILE = "verdicts.sqlite"  # in the folder of a run's state
-MOST = 100_000  # rows: more than members can give; the oldest give way
+MAX_ROWS = 100_000  # more than members can give; the oldest give way
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS verdicts (
@@ -47,27 +47,28 @@ class VerdictStore:
         with self._table() as table:
             added = table.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?, ?, ?)", row).rowcount == 1
             (count,) = table.execute("SELECT count(*) FROM verdicts").fetchone()
-            if count > MOST:
+            if count > MAX_ROWS:
                 table.execute(
                     "DELETE FROM verdicts WHERE (statement, checker) IN "
-                    "(SELECT statement, checker FROM verdicts ORDER BY finding <> 1, round LIMIT ?)", (count - MOST,),
+                    "(SELECT statement, checker FROM verdicts ORDER BY finding <> 1, round LIMIT ?)",
+                    (count - MAX_ROWS,),
                 )  # fmt: skip
         return added
 
     def since(self, round: int) -> list[ReportedVerdict]:
         """Those of a round and later ones, oldest first."""
         found = []
-        for report, signature in self.listed(round, MOST):
+        for report, signature in self.listed(round, MAX_ROWS):
             try:
                 found.append(ReportedVerdict.read(report, signature, self._run, self._domain))
             except VerdictError:  # the disk's fault
                 continue
         return found
 
-    def listed(self, round: int, most: int) -> list[tuple[bytes, bytes]]:
+    def listed(self, round: int, limit: int) -> list[tuple[bytes, bytes]]:
         """(report, signature) of the first so many of the same, as they lie there."""
         with self._table() as table:
-            return table.execute(_LISTED, (round, most)).fetchall()
+            return table.execute(_LISTED, (round, limit)).fetchall()
 
     def forget(self, before: int) -> None:
         """Remove what is honest of earlier rounds; the rest stays."""
@@ -98,24 +99,28 @@ class VerdictStore:
         return db
 
 
-def listed_in(path: Path, round: int, most: int) -> list[tuple[bytes, bytes]]:
+def listed_in(path: Path, round: int, limit: int) -> list[tuple[bytes, bytes]]:
     """`VerdictStore.listed` of a file that is another process's, and is only read. Raises OSError."""
     try:
         with closing(sqlite3.connect(path.absolute().as_uri() + "?mode=ro", timeout=2, uri=True)) as db:
-            return db.execute(_LISTED, (round, most)).fetchall()
+            return db.execute(_LISTED, (round, limit)).fetchall()
     except sqlite3.Error as error:
         raise OSError(f"{path}: {error}") from error
 
 
 def verdicts_beside(folders: Iterable[Path], run: bytes, domain: Domain) -> list[ReportedVerdict]:
-    """What the nodes of these blob folders have kept, each verdict once, oldest first."""
-    kept = (kept_verdicts(blobs.parent / "state" / run.hex()[:16] / FILE, run, domain) for blobs in folders)
-    found = dict.fromkeys(one for each in kept for one in each)
-    return sorted(found, key=lambda one: (one.report.round, one.report.stage, one.report.replica, one.checker))
+    """The verdicts of the nodes of these blob folders, each once, oldest first."""
+    paths = (blobs.parent / "state" / run.hex()[:16] / FILE for blobs in folders)
+    found = dict.fromkeys(verdict for path in paths for verdict in read_verdicts(path, run, domain))
+    return sorted(found, key=by_place)
 
 
-def kept_verdicts(path: Path, run: bytes, domain: Domain) -> list[ReportedVerdict]:
-    """What a node has kept there, for who only reads; nothing where there is no such file."""
+def by_place(verdict: ReportedVerdict) -> tuple[int, int, int, str]:
+    return verdict.report.round, verdict.report.stage, verdict.report.replica, verdict.checker
+
+
+def read_verdicts(path: Path, run: bytes, domain: Domain) -> list[ReportedVerdict]:
+    """Those of a node, for who only reads; none where there is no such file."""
     if not path.is_file():
         return []
     with closing(VerdictStore(path, run, domain)) as store:

@@ -1,6 +1,6 @@
 """The model card of a pulled version: what it is, where it comes from, and the command that verifies it.
 
-Whoever pulls the version writes the same bytes: all of it follows from the manifest and the ledger's record.
+Whoever pulls the version writes the same bytes: all of it follows from the manifest and the ledger.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def card(manifest: Manifest, provenance: dict[str, Any]) -> str:
         started = Citation(parent.chain_id, parent.ledger, parent.run, parent.version)
         rows.insert(-5, ("started from", f"`{started}`"))
     stages = [
-        f"| {one['stage']} | `{one['weights']}` | `{one['transaction'] or 'genesis'}` |" for one in provenance["stages"]
+        f"| {stage['stage']} | `{stage['weights']}` | `{stage['transaction'] or 'genesis'}` |"
+        for stage in provenance["stages"]
     ]
     return "\n".join(
         [

@@ -16,7 +16,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source
 from dlx.node.audit.sources.places import Places, open_sources
 from dlx.node.checkpoints import harness
-from dlx.node.checkpoints.pull import pull, read_manifest
+from dlx.node.checkpoints.pull import open_blobs, pull, read_manifest
 from dlx.node.home.errors import Failure
 from dlx.node.home.formatting import bar
 from dlx.training.data.shards import (
@@ -50,15 +50,11 @@ def evaluate_run(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """`evaluate` with blobs from `places` and the run's peers, in a temporary folder."""
-
-    def wrong(digest: bytes, where: str) -> None:
-        say(f"error: {where} has wrong bytes for {digest.hex()}: not kept, trying elsewhere")
-
     with (
         tempfile.TemporaryDirectory(prefix="dlx-evaluate-") as work,
-        open_sources(client, view.run, places, say, show) as all,
+        open_sources(client, view.run, places, say, show) as sources,
     ):
-        return evaluate(client.domain, view, version, Path(work), all, tasks, samples, device, wrong, show)
+        return evaluate(client.domain, view, version, Path(work), sources, tasks, samples, device, say, show)
 
 
 def evaluate(
@@ -70,28 +66,29 @@ def evaluate(
     tasks: Tasks | None,
     samples: int,
     device: str,
-    on_wrong: Callable[[bytes, str], None],
-    progress: Callable[[str], None],
+    say: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Pull a version (None: the newest) to `work` and say what it is worth: `run`, `version`, `stages` with the hash of
-    the weights of each, the sha256 of `model.safetensors`, and either `tasks` (see harness.run) or `heldout`: the mean
-    loss in nats of at most so many samples, its perplexity, and per what (token or byte). Where the run publishes means
-    `average` has what `pull` gives: the `versions`, `model`, and `heldout`, beside those of the version itself; tasks
-    run on that.
+    """Pull a version (None: the newest) to `work` and say what it is worth.
+
+    The result has `run`, `version`, `stages` with the hash of the weights of each, and the sha256 of
+    `model.safetensors`. It has either `tasks` (see harness.run) or `heldout`: the mean loss in nats of at most so many
+    samples, its perplexity, and per what (token or byte). Where the run publishes means, `average` has the `versions`,
+    `model` and `heldout` of what `pull` gives, and the tasks run on that.
 
     Raises Failure, DataError.
     """
-    found = pull(domain, view, version, work / "model", sources, on_wrong, progress)
+    found = pull(domain, view, version, work / "model", sources, say, show)
     mean = found["average"] and {"versions": found["average"], "model": found["model"]}
     if mean and tasks is None:
-        found = pull(domain, view, found["version"], work / "sealed", sources, on_wrong, progress, averaged=False)
-    kept = {key: found[key] for key in ("run", "version", "manifest", "model")} | {"average": mean}
-    kept["stages"] = [{key: stage[key] for key in ("stage", "weights")} for stage in found["stages"]]
+        found = pull(domain, view, found["version"], work / "sealed", sources, say, show, averaged=False)
+    result = {key: found[key] for key in ("run", "version", "manifest", "model")} | {"average": mean}
+    result["stages"] = [{key: stage[key] for key in ("stage", "weights")} for stage in found["stages"]]
     if tasks is not None:
-        progress("running the tasks")
-        return kept | harness.run(work / "model", tasks.names, tasks.folders, tasks.limit, tasks.batch, device)
+        show("running the tasks")
+        return result | harness.run(work / "model", tasks.names, tasks.folders, tasks.limit, tasks.batch, device)
     (work / "blobs").mkdir()
-    blobs = Blobs(sources, work / "blobs", lambda digest, wrong, own: on_wrong(digest, wrong.where))
+    blobs = open_blobs(sources, work / "blobs", say)
     try:
         manifest = read_manifest(view, blobs)
         named = manifest.data.manifest
@@ -100,9 +97,9 @@ def evaluate(
         length = manifest.data.sequence_length
         chosen = heldout_samples(dataset, length, samples)
         for done, sample in enumerate(chosen):
-            progress(f"{bar(done, len(chosen))} held-out sample {done} of {len(chosen)}")
+            show(f"{bar(done, len(chosen))} held-out sample {done} of {len(chosen)}")
             _fetch(dataset, sample, length, blobs)
-        progress("computing the loss")
+        show("computing the loss")
         models = [work / "sealed", work / "model"] if mean else [work / "model"]
         losses = [heldout_loss(model, dataset, length, samples, device) for model in models]
     except BlobMissing as error:
@@ -110,12 +107,12 @@ def evaluate(
     except EvaluateError as error:
         raise Failure(str(error)) from error
     unit = "byte" if dataset.manifest.tokenizer == "bytes" and dataset.vocab_size == BYTE_VALUES else "token"
-    all_ = [
+    heldout = [
         {"loss": loss, "perplexity": math.exp(min(loss, 700)), "per": unit, "samples": len(chosen)}
         | {"tokens": len(chosen) * length}
         for loss in losses
     ]
-    return kept | {"heldout": all_[0], "average": mean and mean | {"heldout": all_[1]}}
+    return result | {"heldout": heldout[0], "average": mean and mean | {"heldout": heldout[1]}}
 
 
 def _fetch(dataset: Dataset, sample: int, length: int, blobs: Blobs) -> None:

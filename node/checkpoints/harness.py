@@ -41,10 +41,10 @@ def run(
         except Exception as error:  # whatever a task, its data and its code bring about
             raise Failure(f"the tasks cannot be run ({' '.join(str(error).split())[:300]})") from error
     assert found is not None
-    return {"tasks": {name: _told(name, found) for name in found["results"]}, "harness": version("lm_eval")}
+    return {"tasks": {name: _result(name, found) for name in found["results"]}, "harness": version("lm_eval")}
 
 
-def _told(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
+def _result(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
     values = found["results"][name]
     metrics = {
         key.removesuffix(",none"): {"value": value, "stderr": _number(values.get(_stderr(key)))}

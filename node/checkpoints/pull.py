@@ -17,7 +17,7 @@ from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.outer_replay import Replay, ReplayError
-from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source
+from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source, WrongCopy
 from dlx.node.audit.sources.places import Places, open_sources
 from dlx.node.checkpoints.card import CARD, card
 from dlx.node.home.errors import Failure, UsageFailure
@@ -34,7 +34,7 @@ from dlx.training.recipe.strict import ManifestError
 from dlx.training.recipe.usage import Usage
 from dlx.training.recipe.usage import parse as parse_usage
 
-_LOOK_SECONDS = 2.0  # between two looks at a run that is followed
+_POLL_SECONDS = 2.0  # between two reads of a run that is followed
 
 
 def pull_run(
@@ -47,13 +47,9 @@ def pull_run(
     say: Callable[[str], None],
     averaged: bool | None = None,
 ) -> dict[str, Any]:
-    """`pull` with blobs from `places` and the run's peers. `show` hears each step, `say` what is worth keeping."""
-
-    def wrong(digest: bytes, where: str) -> None:
-        say(f"error: {where} has wrong bytes for {digest.hex()}: not kept, trying elsewhere")
-
+    """`pull` with blobs from `places` and the run's peers."""
     with open_sources(client, view.run, places, say, show) as sources:
-        return pull(client.domain, view, version, out, sources, wrong, show, averaged)
+        return pull(client.domain, view, version, out, sources, say, show, averaged)
 
 
 def follow(
@@ -73,7 +69,7 @@ def follow(
             if not silent:
                 say(f"{error}; it is waited for")
             silent = True
-            pause(_LOOK_SECONDS)
+            pause(_POLL_SECONDS)
             continue
         over = summary(view, folders).state == "finished"
         newest = min(view.next_round(stage) for stage in range(view.config.stages))
@@ -84,7 +80,7 @@ def follow(
         elif over:
             return
         else:
-            pause(_LOOK_SECONDS)
+            pause(_POLL_SECONDS)
 
 
 def pull(
@@ -93,21 +89,22 @@ def pull(
     version: int | None,
     out: Path,
     sources: Sequence[Source],
-    on_wrong: Callable[[bytes, str], None],
-    progress: Callable[[str], None],
+    say: Callable[[str], None],
+    show: Callable[[str], None],
     averaged: bool | None = None,
 ) -> dict[str, Any]:
-    """Write V[s, version] of all stages to the new folder `out`, merged; returns what provenance.json says, and also
-    `checkpoint`, the sha256 (hex) of the list of files in SHA256SUMS, and `published`, who says where the version can
-    be had, and whether with the same list (see runs.checkpoint); None each where the run's tokenizer or what the model
-    is used with cannot be had, so that a file is missing or another.
+    """Write V[s, version] of all stages to the new folder `out`, merged.
 
-    Where the manifest has an average, it is the mean of that version and some before it that is written, and compared
-    with what others published; `averaged`: None, as the manifest says; False, the version itself; True, only the mean.
+    Returns what provenance.json says, and also `checkpoint`, the sha256 (hex) of the list of files in SHA256SUMS, and
+    `published`: who says where the version can be had, and whether with the same list (see runs.listing). Both say None
+    where the run's tokenizer or what the model is used with cannot be had, so that a file is missing or another.
+
+    Where the manifest has an average, the mean of that version and some before it is written, and compared with what
+    others published. `averaged`: None, as the manifest says; False, the version itself; True, only the mean.
 
     `version` counts sealed rounds; None is the newest that every stage has sealed. Each stage's weights come from a
-    source that has them, else from replaying payloads, and are used only with the sealed hash: `on_wrong(hash, where)`
-    hears of others. The folder appears complete or not at all. Raises Failure.
+    source that has them, else from replaying payloads, and are used only with the sealed hash. The folder appears
+    complete or not at all. `show` is told each step, `say` what is worth keeping: who has wrong bytes. Raises Failure.
     """
     if not view.created:
         raise Failure(
@@ -127,7 +124,7 @@ def pull(
     work.mkdir()
     try:
         (work / "blobs").mkdir()
-        blobs = Blobs(sources, work / "blobs", lambda digest, wrong, own: on_wrong(digest, wrong.where))
+        blobs = open_blobs(sources, work / "blobs", say)
         replay = Replay(read_manifest(view, blobs), view, blobs)
         manifest, files = replay.manifest, []
         if averaged and manifest.average is None:
@@ -135,9 +132,9 @@ def pull(
         mean = members(None if averaged is False else manifest.average, chosen)
         for stage in range(view.config.stages):
             named = view.weights(stage, chosen).hex()[:16]
-            progress(f"{bar(stage, view.config.stages)} stage {stage} of {view.config.stages}: weights {named}")
-            files.append((replay.mean if len(mean) > 1 else replay.rebuild)(stage, chosen, progress))
-        vocabulary, usage, whole = read_beside(manifest, blobs, progress)
+            show(f"{bar(stage, view.config.stages)} stage {stage} of {view.config.stages}: weights {named}")
+            files.append((replay.mean if len(mean) > 1 else replay.rebuild)(stage, chosen, show))
+        vocabulary, usage, whole = read_beside(manifest, blobs, show)
         model = export(manifest, files, work / "model", vocabulary, usage)
         found = provenance(domain, view, chosen, mean) | {"model": model.hex()}
         durable.write_bytes(work / "model" / PROVENANCE, (json.dumps(found, indent=2) + "\n").encode())
@@ -150,8 +147,19 @@ def pull(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     comparable = whole and mean == members(manifest.average, chosen)
-    others = [one | {"same": one["checkpoint"] == sums if comparable else None} for one in published(view, chosen)]
+    others = [
+        other | {"same": other["checkpoint"] == sums if comparable else None} for other in published(view, chosen)
+    ]
     return found | {"checkpoint": sums, "published": others}
+
+
+def open_blobs(sources: Sequence[Source], folder: Path, say: Callable[[str], None]) -> Blobs:
+    """Working copies in `folder`; `say` is told who has wrong bytes."""
+
+    def name_wrong(digest: bytes, copy: WrongCopy, own: bool) -> None:
+        say(f"error: {copy.where} has wrong bytes for {digest.hex()}: not kept, trying elsewhere")
+
+    return Blobs(sources, folder, name_wrong)
 
 
 def provenance(domain: Domain, view: RunView, version: int, mean: Sequence[int]) -> dict[str, Any]:
@@ -193,7 +201,7 @@ class Beside(NamedTuple):
 
 
 def read_beside(manifest: Manifest, blobs: Blobs, progress: Callable[[str], None]) -> Beside:
-    """`progress` hears what is missing."""
+    """`progress` is told what is missing."""
     vocabulary, usage, whole, named = None, None, True, manifest.data.manifest
     try:
         content = blobs.get(bytes.fromhex(named.sha256), min(named.size, MAX_MANIFEST_BYTES)).read_bytes()

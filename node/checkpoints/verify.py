@@ -36,7 +36,7 @@ def verify(folder: Path, stated: dict[str, Any], domain: Domain, view: RunView, 
     version = stated.get("version")
     newest = min(view.next_round(stage) for stage in range(view.config.stages))
     if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version <= newest:
-        yield Finding("record", FAIL, f"the ledger has no version {version!r} of run 0x{view.run.hex()}", AGAIN)
+        yield Finding("ledger", FAIL, f"the ledger has no version {version!r} of run 0x{view.run.hex()}", AGAIN)
         return
     try:
         manifest = run_manifest(folder, view.config.manifest.hex())
@@ -55,10 +55,10 @@ def verify(folder: Path, stated: dict[str, Any], domain: Domain, view: RunView, 
     recorded = provenance(domain, view, version, mean)
     wrong = [key for key, value in recorded.items() if stated.get(key) != value]
     if wrong:
-        said = f"{PROVENANCE} is not what ledger and manifest say: {', '.join(wrong)}"
-        yield Finding("record", FAIL, said, AGAIN)
+        detail = f"{PROVENANCE} is not what ledger and manifest say: {', '.join(wrong)}"
+        yield Finding("ledger", FAIL, detail, AGAIN)
     else:
-        yield Finding("record", PASS, f"{PROVENANCE} says what the ledger has of version {version}")
+        yield Finding("ledger", PASS, f"{PROVENANCE} says what the ledger has of version {version}")
     yield _weights(folder, manifest, view, mean, blobs)
     yield from _others(folder, manifest, recorded, blobs)
     for one in published(view, version):
@@ -78,8 +78,8 @@ def _weights(folder: Path, manifest: Manifest, view: RunView, mean: Sequence[int
         return _mean(found, Replay(manifest, view, blobs), mean)
     differs = [str(stage) for stage, digest in enumerate(found) if digest != view.weights(stage, version)]
     if differs:
-        said = f"{_WEIGHTS} is not what stage {', '.join(differs)} sealed as version {version}"
-        return Finding("weights", FAIL, said, AGAIN)
+        detail = f"{_WEIGHTS} is not what stage {', '.join(differs)} sealed as version {version}"
+        return Finding("weights", FAIL, detail, AGAIN)
     return Finding("weights", PASS, f"{_WEIGHTS} has the sealed weights of all stages, version {version}")
 
 
@@ -97,11 +97,11 @@ def _mean(found: Sequence[bytes], replay: Replay, mean: Sequence[int]) -> Findin
     return Finding("weights", PASS, f"{_WEIGHTS} has {named} that {len(found)} stages sealed")
 
 
-def _others(folder: Path, manifest: Manifest, recorded: dict[str, Any], blobs: Blobs) -> Iterator[Finding]:
+def _others(folder: Path, manifest: Manifest, provenance: dict[str, Any], blobs: Blobs) -> Iterator[Finding]:
     """Config and tokenizer decide what the weights say; the card only what people read."""
-    said: list[str] = []
-    vocabulary, usage, whole = read_beside(manifest, blobs, said.append)
-    expected = {CARD: card(manifest, recorded).encode()} | (described(manifest, vocabulary, usage) if whole else {})
+    missing: list[str] = []
+    vocabulary, usage, whole = read_beside(manifest, blobs, missing.append)
+    expected = {CARD: card(manifest, provenance).encode()} | (described(manifest, vocabulary, usage) if whole else {})
     known = {*expected, PROVENANCE, MANIFEST, SUMS, _WEIGHTS}
     names = {path.name for path in folder.iterdir()}
     differs = sorted(name for name, content in expected.items() if not _has(folder / name, content))
@@ -113,7 +113,7 @@ def _others(folder: Path, manifest: Manifest, recorded: dict[str, Any], blobs: B
         if whole:
             yield Finding("config", FAIL, f"files that no version has: {more}", "remove them")
         else:
-            why = f"not compared, for want of the run's tokenizer or chat template: {more} ({'; '.join(said)})"
+            why = f"not compared, for want of the run's tokenizer or chat template: {more} ({'; '.join(missing)})"
             yield Finding("config", WARN, why, "name a folder with the run's blobs by --blobs")
     else:
         yield Finding("config", PASS, "config, tokenizer and card are what the run's manifest and data give")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +17,8 @@ from dlx.ground.stopping import signals
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import Event, Sealed
 from dlx.ledger.view.run_view import RunView
-from dlx.node.checkpoints import evaluations
-from dlx.node.checkpoints.evaluations import Evaluation
+from dlx.node.checkpoints import evaluation_store
+from dlx.node.checkpoints.evaluation_store import Evaluation
 from dlx.node.daemon.api.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet
 from dlx.node.home.datadir import DataDir
@@ -30,7 +29,7 @@ from dlx.node.round.rules.plans import Terms, finished
 
 PROMPT = b"def "
 SAMPLE_BYTES = 320
-LOOK_SECONDS = 1.0  # between two looks at the nodes' status
+POLL_SECONDS = 1.0  # between two questions for the nodes' status
 CHECK_SECONDS = 20.0  # after the last seal
 STALL_SECONDS = 180.0  # without a seal: something is broken, and waiting longer would hide it
 
@@ -43,7 +42,7 @@ class Observed:
     started: float = field(default_factory=time.time)
     statuses: dict[str, NodeStatus] = field(default_factory=dict)
     sealed_at: list[float] = field(default_factory=list)  # wall-clock time of each completed round
-    earlier: int = 0  # rounds of these that were complete before this process looked
+    earlier: int = 0  # rounds of these that were complete before this process followed it
     replicas: dict[tuple[int, int], int] = field(default_factory=dict)  # (stage, round) -> complete when it was sealed
 
     def apply(self, event: Event) -> None:
@@ -67,19 +66,19 @@ class Observed:
         return range(known, done)
 
 
-def watch(
+def follow(
     devnet: Devnet,
     on_round: Callable[[Observed, int], None],
-    on_look: Callable[[Observed], None],
+    on_statuses: Callable[[Observed], None],
     enough: Callable[[], bool] = lambda: False,
     stall: float = STALL_SECONDS,
-    look_seconds: float = LOOK_SECONDS,
+    poll_seconds: float = POLL_SECONDS,
 ) -> Observed:
-    """Follows the ledger and, every `look_seconds`, the nodes' status endpoints until the run is finished, or there is
+    """Follows the ledger and, every `poll_seconds`, the nodes' status endpoints until the run is finished, or there is
     enough of it. Raises Failure when no round was sealed for `stall` seconds."""
-    run, terms = bytes.fromhex(devnet.record.run[2:]), Terms.of(_manifest(devnet)[0])
+    run, terms = bytes.fromhex(devnet.shape.run[2:]), Terms.of(_manifest(devnet)[0])
     with open_ledger(devnet.settings, DataDir(devnet.root)) as client:
-        feed, seen = client.feed(run), Observed(RunView(run, client.domain))
+        feed, observed = client.feed(run), Observed(RunView(run, client.domain))
         moved = looked = time.monotonic()
         while True:
             devnet.check()
@@ -88,60 +87,53 @@ def watch(
             except LedgerUnavailable:
                 events = ()
             for event in events:
-                seen.apply(event)
-            if seen.view.created:
-                for round in seen.complete(time.time()):
-                    on_round(seen, round)
+                observed.apply(event)
+            if observed.view.created:
+                for round in observed.complete(time.time()):
+                    on_round(observed, round)
                     moved = time.monotonic()
-            over = finished(terms, seen.view)
-            if over or time.monotonic() > looked + look_seconds:
+            over = finished(terms, observed.view)
+            if over or time.monotonic() > looked + poll_seconds:
                 looked = time.monotonic()
                 found = {name: devnet.status(name) for name in devnet.names}
-                seen.statuses |= {name: status for name, status in found.items() if status is not None}
-                on_look(seen)
+                observed.statuses |= {name: status for name, status in found.items() if status is not None}
+                on_statuses(observed)
             if over or enough():
-                return seen
+                return observed
             if time.monotonic() > moved + stall:
                 raise Failure(f"no round was sealed for {stall:.0f} s: see {devnet.root / 'logs'}")
             time.sleep(0.3)
 
 
-def await_checks(devnet: Devnet, seen: Observed) -> None:
+def await_checks(devnet: Devnet, observed: Observed) -> None:
     """The last rounds are drawn some blocks after the run's end: give members a moment to check them."""
     deadline = time.time() + CHECK_SECONDS
     while time.time() < deadline:
         found = {name: devnet.status(name) for name in devnet.names}
-        seen.statuses |= {name: status for name, status in found.items() if status is not None}
-        told = [status.checks for status in seen.statuses.values() if status.checks is not None]
-        if told and all(one.checked == one.drawn and not one.undecided_bytes for one in told):
+        observed.statuses |= {name: status for name, status in found.items() if status is not None}
+        reported = [status.checks for status in observed.statuses.values() if status.checks is not None]
+        if reported and all(checks.checked == checks.drawn and not checks.undecided_bytes for checks in reported):
             return
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
-def outcome(devnet: Devnet, seen: Observed, report: Callable[[str], None]) -> dict[str, Any]:
+def outcome(devnet: Devnet, observed: Observed, report: Callable[[str], None]) -> dict[str, Any]:
     """Audit, pull and evaluate what the run left, from its chain and blobs alone; the demo's JSON object."""
-    from dlx.node.audit import audit
-    from dlx.node.audit.sources.places import Places, open_sources
-    from dlx.node.checkpoints.pull import pull
+    from dlx.node.audit.request import AuditRequest
+    from dlx.node.audit.run import audit
+    from dlx.node.audit.sources.places import Places
+    from dlx.node.checkpoints.pull import pull_run
 
-    view, root = seen.view, devnet.root
-    folder = DataDir(root)
-    with (
-        open_ledger(devnet.settings, folder) as client,
-        open_sources(client, view.run, Places(nodes=tuple(folder.blob_folders)), report) as sources,
-        tempfile.TemporaryDirectory(prefix="dlx-audit-") as work,
-    ):
+    view, root = observed.view, devnet.root
+    folder, checkpoint = DataDir(root), root / "checkpoint"
+    places = Places(nodes=tuple(folder.blob_folders))
+    with open_ledger(devnet.settings, folder) as client:
         report("auditing the whole history")
-        audited = audit(client, view.run, sources, Path(work))
+        audited = audit(client, AuditRequest(view.run, places), say=report)
         report("pulling the final checkpoint")
-        checkpoint = root / "checkpoint"
         shutil.rmtree(checkpoint, ignore_errors=True)
-
-        def wrong(digest: bytes, where: str) -> None:
-            report(f"{where} has wrong bytes for {digest.hex()[:16]}: not kept")
-
-        pull(client.domain, view, None, checkpoint, sources, wrong, _quiet)
-    stages, rounds = devnet.record.stages, len(seen.sealed_at)
+        pull_run(client, view, None, checkpoint, places, lambda line: None, report)
+    stages, rounds = devnet.shape.stages, len(observed.sealed_at)
     losses = [view.sealed[stages - 1, round].mean_loss / MICRO for round in range(rounds)]
     tokens = sum(view.sealed[0, round].steps for round in range(rounds)) * view.config.tokens_per_step
     seals = [
@@ -149,36 +141,36 @@ def outcome(devnet: Devnet, seen: Observed, report: Callable[[str], None]) -> di
             "round": round,
             "stage": sealed.stage,
             "count": sealed.count,
-            "replicas": seen.replicas[sealed.stage, round],
+            "replicas": observed.replicas[sealed.stage, round],
             "weights": view.weights(sealed.stage, round + 1).hex(),
             "transaction": "0x" + sealed.at.tx.hex(),
         }
         for round in range(rounds)
-        for sealed in seen.seals(round)
+        for sealed in observed.seals(round)
     ]
-    speed = tokens_per_second(seen)
+    speed = tokens_per_second(observed)
     return {
-        "run": devnet.record.run,
+        "run": devnet.shape.run,
         "rounds": rounds,
         "loss": losses,
         "heldout_loss": _heldout(devnet, checkpoint, rounds),
         "tokens": tokens,
         "tokens_per_second": None if speed is None else round(speed, 1),
-        "checks": checks(seen),
-        "traffic_per_node": [status.traffic for _, status in sorted(seen.statuses.items())],
+        "checks": checks(observed),
+        "traffic_per_node": [status.traffic for _, status in sorted(observed.statuses.items())],
         "seals": seals,
         "audit": audited.json(),
         "checkpoint": str(checkpoint),
     }
 
 
-def checks(seen: Observed) -> dict[str, int]:
+def checks(observed: Observed) -> dict[str, int]:
     """What the members said last of drawn work: contributions drawn, checked, and found honest, false or withheld; of
-    the node that had heard most."""
-    told = [status.checks for status in seen.statuses.values() if status.checks is not None]
-    most = max(told, key=lambda one: one.checked, default=None)
+    the node that knows of most."""
+    reported = [status.checks for status in observed.statuses.values() if status.checks is not None]
+    furthest = max(reported, key=lambda checks: checks.checked, default=None)
     names = ("drawn", "checked", *(finding.word for finding in Finding))
-    return {name: 0 if most is None else getattr(most, name) for name in names}
+    return {name: 0 if furthest is None else getattr(furthest, name) for name in names}
 
 
 def passed(result: dict[str, Any]) -> list[str]:
@@ -198,14 +190,16 @@ def passed(result: dict[str, Any]) -> list[str]:
     return problems
 
 
-def tokens_per_second(seen: Observed) -> float | None:
-    """Tokens counted by seals per second while this process looked, from the first such seal to the last (the first
-    round pays for warming up); None where it saw fewer than two."""
-    first, end = seen.earlier, len(seen.sealed_at)
+def tokens_per_second(observed: Observed) -> float | None:
+    """Tokens counted by seals per second while this process followed the run, from the first such seal to the last.
+
+    The first round pays for warming up. None where it saw fewer than two.
+    """
+    first, end = observed.earlier, len(observed.sealed_at)
     if end - first < 2:
         return None
-    steps = sum(seen.view.sealed[0, round].steps for round in range(first + 1, end))
-    return steps * seen.view.config.tokens_per_step / max(1e-9, seen.sealed_at[-1] - seen.sealed_at[first])
+    steps = sum(observed.view.sealed[0, round].steps for round in range(first + 1, end))
+    return steps * observed.view.config.tokens_per_step / max(1e-9, observed.sealed_at[-1] - observed.sealed_at[first])
 
 
 def work_counted(seals: list[dict[str, Any]]) -> tuple[int, int]:
@@ -231,7 +225,7 @@ def first_loss(devnet: Devnet) -> float:
     manifest, blobs = _manifest(devnet)
     dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
     found = heldout_loss_of_stages(manifest, [blobs / genesis.sha256 for genesis in manifest.genesis], dataset)
-    return _kept(devnet, 0, found)
+    return _noted(devnet, 0, found)
 
 
 def _heldout(devnet: Devnet, checkpoint: Path, version: int) -> float:
@@ -240,12 +234,12 @@ def _heldout(devnet: Devnet, checkpoint: Path, version: int) -> float:
 
     manifest, blobs = _manifest(devnet)
     dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
-    return _kept(devnet, version, heldout_loss(checkpoint, dataset, manifest.data.sequence_length))
+    return _noted(devnet, version, heldout_loss(checkpoint, dataset, manifest.data.sequence_length))
 
 
-def _kept(devnet: Devnet, version: int, loss: float) -> float:
-    run = bytes.fromhex(devnet.record.run[2:])
-    evaluations.record(DataDir(devnet.root).state, run, Evaluation(version, loss))
+def _noted(devnet: Devnet, version: int, loss: float) -> float:
+    run = bytes.fromhex(devnet.shape.run[2:])
+    evaluation_store.add(DataDir(devnet.root).state, run, Evaluation(version, loss))
     return loss
 
 
@@ -253,7 +247,7 @@ def manifest_file(devnet: Devnet) -> tuple[Path, Path]:
     """The run's canonical manifest, and the blob folder that holds everything it names."""
     blobs = devnet.folder(devnet.names[0]).blobs
     with open_ledger(devnet.settings, DataDir(devnet.root)) as client:
-        (config,) = client.read("runConfig", bytes.fromhex(devnet.record.run[2:]))
+        (config,) = client.read("runConfig", bytes.fromhex(devnet.shape.run[2:]))
     return blobs / config[0].hex(), blobs
 
 
@@ -262,10 +256,6 @@ def _manifest(devnet: Devnet) -> tuple[Any, Path]:
 
     path, blobs = manifest_file(devnet)
     return parse(path.read_bytes()), blobs
-
-
-def _quiet(line: str) -> None:
-    pass
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from dlx.training.models.placement import cores
 
 CHAIN_SECONDS = 60.0
 STOP_SECONDS = 20.0
-_RECORD = "devnet.json"
+_FILE = "devnet.json"
 FORMAT = 1  # of it
 _OPEN = "--insecure-listen"  # of a chain that other machines reach
 
@@ -89,7 +89,7 @@ share = 0.25  # more than usual, so that a short run shows some
 
 
 @dataclass(frozen=True)
-class DevnetRecord:
+class DevnetShape:
     """What is fixed at creation."""
 
     run: str  # 0x hex
@@ -119,7 +119,7 @@ class Devnet:
     forks_nodes: ClassVar[bool] = True  # of a process that has everything imported; else `command` is executed
 
     root: Path
-    record: DevnetRecord
+    shape: DevnetShape
     rpc_url: str = ""
     _processes: dict[str, subprocess.Popen[bytes] | Forked] = field(default_factory=dict)
     _trainers: ForkServer | None = None
@@ -149,7 +149,7 @@ class Devnet:
         DataDir(root).create()
         if text is None:
             _copy_documents(root / "text")
-        devnet = cls(root, DevnetRecord("", rounds, replicas, stages, block_time))
+        devnet = cls(root, DevnetShape("", rounds, replicas, stages, block_time))
         devnet.make(toml, progress)
         return devnet
 
@@ -164,8 +164,8 @@ class Devnet:
                 folder.create()
                 identity.create(folder, lambda: "", insecure_devnet=True)
                 config.write(folder.config, {"network": "devnet"})
-            self.record = replace(self.record, run=self._create_run(progress))
-            durable.write_bytes(self.root / _RECORD, json.dumps(self.record.__dict__, indent=2).encode() + b"\n")
+            self.shape = replace(self.shape, run=self._create_run(progress))
+            durable.write_bytes(self.root / _FILE, json.dumps(self.shape.__dict__, indent=2).encode() + b"\n")
         except BaseException as error:
             self.stop()
             if isinstance(error, KeyboardInterrupt):
@@ -176,18 +176,18 @@ class Devnet:
     def open(cls, root: Path) -> Self:
         """An earlier one, stopped. Raises Failure when there is none."""
         try:
-            found = json.loads((root / _RECORD).read_text())
+            found = json.loads((root / _FILE).read_text())
             if found.get("format", FORMAT) > FORMAT:
                 raise UsageFailure(f"{root} was made by a newer dlx-node (format {found['format']}): use that one")
-            return cls(root, DevnetRecord(**found))
+            return cls(root, DevnetShape(**found))
         except FileNotFoundError:
             raise UsageFailure(f"{root} holds no demo to resume: start one without --resume") from None
         except (ValueError, TypeError, AttributeError) as error:
-            raise Failure(f"{root / _RECORD} is damaged ({error}): start a new demo in another folder") from None
+            raise Failure(f"{root / _FILE} is damaged ({error}): start a new demo in another folder") from None
 
     @property
     def names(self) -> list[str]:
-        return [f"node-{index}" for index in range(self.record.replicas * self.record.stages)]
+        return [f"node-{index}" for index in range(self.shape.replicas * self.shape.stages)]
 
     def folder(self, name: str) -> DataDir:
         return DataDir(self.root / "nodes" / name)
@@ -218,7 +218,7 @@ class Devnet:
         port = port or (self._last_port() if self._processes else 0)
         arguments = ["chain", "--datadir", str(self.root), "--port", str(port)]
         arguments += ["--host", self.address("chain"), *([] if config.is_loopback(self.address("chain")) else [_OPEN])]
-        pace = [] if self.record.block_time is None else ["--block-time", str(self.record.block_time)]
+        pace = [] if self.shape.block_time is None else ["--block-time", str(self.shape.block_time)]
         process = self._spawn("chain", [*PROGRAM, *arguments, *pace])
         url_file = DataDir(self.root).contracts
         before = url_file.stat().st_mtime_ns if url_file.exists() else 0
@@ -234,7 +234,7 @@ class Devnet:
     def start_node(self, name: str, program: Sequence[str] = PROGRAM) -> None:
         """`program`: what is run as `dlx-node`."""
         settings = self.settings
-        arguments = ["start", "--datadir", str(self.folder(name).root), "--run", self.record.run]
+        arguments = ["start", "--datadir", str(self.folder(name).root), "--run", self.shape.run]
         arguments += ["--rpc-url", " ".join(settings.rpc_url), "--ledger", settings.ledger]
         arguments += ["--listen", f"/ip4/{self.address(name)}/tcp/0"]  # many on one machine
         arguments += self.more_arguments(name)

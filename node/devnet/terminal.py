@@ -34,11 +34,11 @@ class Dashboard:
         if self._console.is_terminal:
             self._live.stop()
 
-    def on_round(self, seen: Observed, round: int) -> None:
+    def on_round(self, observed: Observed, round: int) -> None:
         """One line for a round that every stage has sealed."""
-        self._console.print(round_line(seen, round), soft_wrap=True)
+        self._console.print(round_line(observed, round), soft_wrap=True)
 
-    def on_look(self, seen: Observed) -> None:
+    def on_statuses(self, observed: Observed) -> None:
         """The nodes' table, on a terminal only."""
         if not self._console.is_terminal:
             return
@@ -46,7 +46,7 @@ class Dashboard:
         for column in ("node", "slot", "round", "step", "loss", "tokens/s", "peers", "payload", "pipe", "doing"):
             table.add_column(column)
         for name in self._devnet.names:
-            status = seen.statuses.get(name)
+            status = observed.statuses.get(name)
             if status is None:
                 table.add_row(name, *[""] * 8, "starting")
                 continue
@@ -63,26 +63,27 @@ class Dashboard:
                 size(status.traffic.pipe.sent),
                 printable(status.waiting_for or status.phase),
             )
-        elapsed = Text(f"{time.time() - seen.started:.0f} s", style="dim")
+        elapsed = Text(f"{time.time() - observed.started:.0f} s", style="dim")
         self._live.update(Group(table, elapsed), refresh=True)
 
 
-def round_line(seen: Observed, round: int) -> Text:
+def round_line(observed: Observed, round: int) -> Text:
     """What a sealed round was, in the ledger's number of it; amber where work was left out. What the nodes say of
     themselves is of now, so a round of before this start has less to show."""
-    seals = seen.seals(round)
+    seals = observed.seals(round)
     last = seals[-1]
     loss = f"{last.mean_loss / MICRO:.3f}" if last.count else f"{'-':^5}"
     counts = [sealed.count for sealed in seals]
-    replicas = max(seen.replicas[sealed.stage, round] for sealed in seals)
+    replicas = max(observed.replicas[sealed.stage, round] for sealed in seals)
     work = Text(f"counted {counted(counts, replicas)}", style="yellow" if min(counts) < replicas else "")
     line = Text(f"round {round:>3}  loss {loss}  ")
-    if round >= seen.earlier:
-        before = seen.sealed_at[round - 1] if round > seen.earlier else min(seen.started, seen.sealed_at[round] - 1)
-        rate = last.steps * seen.view.config.tokens_per_step / max(0.05, seen.sealed_at[round] - before)
-        traffic = [status.traffic for status in seen.statuses.values()]
+    if round >= observed.earlier:
+        times = observed.sealed_at
+        before = times[round - 1] if round > observed.earlier else min(observed.started, times[round] - 1)
+        rate = last.steps * observed.view.config.tokens_per_step / max(0.05, times[round] - before)
+        traffic = [status.traffic for status in observed.statuses.values()]
         payload, pipe = sum(t.payload.sent for t in traffic), sum(t.pipe.sent for t in traffic)
-        peers = min((status.peers for status in seen.statuses.values()), default=0)
+        peers = min((status.peers for status in observed.statuses.values()), default=0)
         line += Text(f"{rate:>7,.0f} tokens/s  ") + work
         line += Text(f"  peers {peers}  payload {size(payload)}  pipe {size(pipe)}")
     else:

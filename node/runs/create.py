@@ -18,7 +18,7 @@ from dlx.ledger.typed import run_id
 from dlx.node.home import formatting
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
-from dlx.node.runs.fit import config_of, genesis_of
+from dlx.node.runs.find import config_of, genesis_of
 from dlx.node.runs.listing import PROVENANCE, check_files, read_provenance, run_manifest
 from dlx.training.balance.history import with_retention
 from dlx.training.recipe import advice
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dlx.training.data.prepare import Preparation
 
 
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+class CreatedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A created run; hashes in hex."""
 
     run: str  # 0x hex
@@ -55,7 +55,7 @@ def create_run(
     agree: Callable[[str], None],
     progress: Callable[[str], None] = lambda line: None,
     show: Callable[[str], None] = lambda line: None,
-) -> RunRecord:
+) -> CreatedRun:
     """Publish data and genesis as blobs in the folder, complete the manifest and register the run on the ledger.
     `agree` hears which data will be public, and raises if it must not be; `progress` hears each step, `show` how
     far the data is.
@@ -78,7 +78,7 @@ def create_run(
     if not existed:
         progress("registering the run on the ledger")
         client.create_run(config_of(manifest), manifest.name, genesis_of(manifest))
-    return RunRecord(
+    return CreatedRun(
         run="0x" + run.hex(),
         name=manifest.name,
         creator=client.account,
@@ -147,15 +147,15 @@ def _frozen(
         terms = msgspec.structs.replace(terms, model=msgspec.structs.replace(draft.model, source=source))
     creation = [client.chain_id, client.ledger, client.account, msgspec.to_builtins(terms)]
     folder = datadir.state / "created"
-    kept = folder / f"{hashlib.sha256(msgspec.json.encode(creation)).hexdigest()}.json"
-    if kept.exists():
-        manifest = parse(kept.read_bytes())
+    made = folder / f"{hashlib.sha256(msgspec.json.encode(creation)).hexdigest()}.json"
+    if made.exists():
+        manifest = parse(made.read_bytes())
         if all((datadir.blobs / blob.sha256).exists() for blob in manifest.genesis):
             return manifest
     genesis = genesis or _genesis(draft, datadir.blobs, progress)
     manifest = complete(draft, genesis, data_manifest, lineage=_lineage(draft, progress), usage=usage)
     folder.mkdir(mode=0o700, exist_ok=True)
-    durable.write_bytes(kept, canonical_bytes(manifest))
+    durable.write_bytes(made, canonical_bytes(manifest))
     return manifest
 
 
@@ -169,19 +169,19 @@ def _data(
     """The data as blobs. Raises DataError, and ManifestError where it does not fit the model."""
     from dlx.training.data import prepare, shards
 
-    def seen(done: int, total: int) -> None:
+    def show_bytes(done: int, total: int) -> None:
         show(f"{formatting.bar(done, total)} {formatting.size(done)} of {formatting.size(total)}")
 
     if preparation is None:
         folder = Path(draft.data.prepared)
         _check_vocabulary(draft, shards.read_prepared(folder).vocab_size)
         progress("checking the prepared data")
-        blob = prepare.adopt_folder(folder, blobs, seen)
+        blob = prepare.adopt_folder(folder, blobs, show_bytes)
     else:
         vocabulary = preparation.vocabulary
         _check_vocabulary(draft, vocabulary.size if vocabulary else shards.BYTE_VALUES)
         progress(f"freezing the data into shards ({preparation.found})")
-        blob = prepare.prepare_blobs(preparation, blobs, seen)
+        blob = prepare.prepare_blobs(preparation, blobs, show_bytes)
     if not shards.Dataset.open(blobs / blob.sha256, blobs).len_samples("train", draft.data.sequence_length):
         length = draft.data.sequence_length
         raise ManifestError(f"data.sequence_length: the training data has no sample of {length} tokens and one more")

@@ -1,9 +1,10 @@
-"""Which runs a ledger has, and what its events say about each."""
+"""Which runs a ledger has, what its events say about each, and whether that is what the manifest says."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Literal, TypeVar
@@ -17,10 +18,12 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.index.event_index import EventIndex
 from dlx.ledger.index.rebuild import RunReplay
+from dlx.ledger.typed import RunConfig
 from dlx.ledger.view.run_view import RunView
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.round.rules.plans import Terms, finished
-from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
+from dlx.training.recipe.manifest import MAX_BYTES, Manifest, manifest_hash, parse
+from dlx.training.recipe.recipe import max_inner_steps
 from dlx.training.recipe.strict import ManifestError
 
 _SHORTEST_PREFIX = 6  # hex digits
@@ -130,13 +133,13 @@ class RunReader:
             time.sleep(_READ_ON_SECONDS)
 
 
-def resolve_offline(kept: Path, given: str | None) -> bytes | None:
-    """`resolve` without a ledger: a whole id, or the one kept in a file where nothing given speaks against it."""
+def resolve_offline(file: Path, given: str | None) -> bytes | None:
+    """`resolve` without a ledger: a whole id, or the one in `file` where nothing given speaks against it."""
     text = "" if given is None else given.lower().removeprefix("0x")
     try:
         if len(text) == 64:
             return bytes.fromhex(text)
-        found = kept.read_text().strip()
+        found = file.read_text().strip()
         return bytes.fromhex(found) if len(found) == 64 and found.startswith(text) else None
     except (OSError, ValueError):
         return None
@@ -253,4 +256,37 @@ def summary(view: RunView, folders: Sequence[Path]) -> RunSummary:
         stages=config.stages,
         members=len(view.members()),
         state="finished" if over else "waiting for members" if view.open_round is None else "training",
+    )
+
+
+def differences(manifest: Manifest, view: RunView) -> list[str]:
+    """Where what the ledger has of the run differs from the manifest that it names: such a run is not to be
+    trusted."""
+    stated = {"name": manifest.name} | asdict(config_of(manifest))
+    registered = {"name": view.name} | asdict(view.config)
+    found = [f"{key} is {stated[key]}, there {registered[key]}" for key in stated if stated[key] != registered[key]]
+    return found if genesis_of(manifest) == list(view.genesis) else [*found, "another genesis"]
+
+
+def genesis_of(manifest: Manifest) -> list[bytes]:
+    """The hash of each stage's first weights."""
+    return [bytes.fromhex(blob.sha256) for blob in manifest.genesis]
+
+
+def config_of(manifest: Manifest) -> RunConfig:
+    """The numbers of a manifest that the ledger enforces."""
+    return RunConfig(
+        manifest=manifest_hash(manifest),
+        rounds=manifest.rounds,
+        stages=len(manifest.stages),
+        min_replicas=manifest.min_replicas,
+        max_replicas=manifest.max_replicas,
+        quorum_numerator=manifest.quorum.numerator,
+        quorum_denominator=manifest.quorum.denominator,
+        min_round_time=manifest.timing.min_round_time,
+        round_timeout=manifest.timing.round_timeout,
+        eviction_time=manifest.timing.eviction_time,
+        max_inner_steps=max_inner_steps(manifest),
+        start_time=manifest.timing.start_time,
+        tokens_per_step=manifest.tokens_per_step,
     )

@@ -83,8 +83,8 @@ def clock(now: float, block_time: float) -> Finding:
     if age < -CLOCK_BEHIND:
         return Finding("clock", WARN, f"{-age:.0f} s behind the newest block: the node goes by the chain's time", mend)
     if age > CLOCK_AHEAD:
-        said = f"the newest block is {age:.0f} s old: this clock is ahead, or the chain stands still"
-        return Finding("clock", WARN, f"{said}; the node goes by the chain's time", mend)
+        text = f"the newest block is {age:.0f} s old: this clock is ahead, or the chain stands still"
+        return Finding("clock", WARN, f"{text}; the node goes by the chain's time", mend)
     return Finding("clock", PASS, f"agrees with the newest block's time, {max(0.0, age):.0f} s ago")
 
 
@@ -127,11 +127,11 @@ def funds(
     joining = (most_gas("register") + most_gas("joinRun")) * now.max_fee
     each = most_gas("seal", replicas) * min(now.max_fee, (head.base_fee or 0) + now.tip) // max(1, replicas)
     lasts = max(0, balance - joining) // each if each else rounds
-    said, mend = f"{eth(balance)} ETH", f"send ETH to {account}"
+    text, mend = f"{eth(balance)} ETH", f"send ETH to {account}"
     if balance < joining:
-        return Finding("funds", FAIL, f"{said}; to register and join may take {eth(joining)}", mend)
+        return Finding("funds", FAIL, f"{text}; to register and join may take {eth(joining)}", mend)
     verdict = PASS if lasts >= rounds else WARN
-    return Finding("funds", verdict, f"{said} last for about {lasts:,} rounds", "" if verdict == PASS else mend)
+    return Finding("funds", verdict, f"{text} last for about {lasts:,} rounds", "" if verdict == PASS else mend)
 
 
 def machine(folder: DataDir, settings: Settings, manifest: Manifest, view: RunView, stage: int | None) -> list[Finding]:
@@ -155,16 +155,16 @@ def machine(folder: DataDir, settings: Settings, manifest: Manifest, view: RunVi
     found = [Finding("device", PASS, str(settled))]
     available = psutil.virtual_memory().available
     what = "the largest stage" if stage is None else f"stage {stage}"
-    said = f"{what} takes {size(memory)} of main memory; {size(available)} are free"
+    text = f"{what} takes {size(memory)} of main memory; {size(available)} are free"
     enough = available >= memory
     less = _set(folder, "checkpoint_activations", "layers")
     mend = "" if enough else f"free memory, ask for a smaller --stage, or {less}"
-    found.append(Finding("memory", PASS if enough else WARN, said, mend))
+    found.append(Finding("memory", PASS if enough else WARN, text, mend))
     if settled.device.startswith("cuda"):
         found.append(_device_memory(settled.device, what, max(cost.memory.device for cost in chosen), less))
     free = shutil.disk_usage(nearest(folder.root)).free - settings.disk_floor + _held(folder.blobs)
-    said = f"{what} takes up to {size(disk)} of the disk; {size(max(0, free))} may be had"
-    found.append(Finding("plan", PASS if free >= disk else WARN, said, "" if free >= disk else _MORE_ROOM))
+    text = f"{what} takes up to {size(disk)} of the disk; {size(max(0, free))} may be had"
+    found.append(Finding("plan", PASS if free >= disk else WARN, text, "" if free >= disk else _MORE_ROOM))
     return found
 
 
@@ -187,14 +187,14 @@ _MORE_ROOM = "make room, or name a folder on another disk by --datadir"
 def _versions() -> Finding:
     python = platform.python_version_tuple()
     here = {name: _installed(name) for name in ("libp2p", "web3", "torch")}
-    said = ", ".join([f"dlx-node {version()}", f"python {platform.python_version()}", *map(" ".join, here.items())])
+    text = ", ".join([f"dlx-node {version()}", f"python {platform.python_version()}", *map(" ".join, here.items())])
     if (int(python[0]), int(python[1])) < _PYTHON:
-        return Finding("versions", FAIL, said, "install Python 3.11 or newer")
+        return Finding("versions", FAIL, text, "install Python 3.11 or newer")
     try:
         extras.require("train")
     except extras.MissingExtra as error:
-        return Finding("versions", FAIL, f"{said}: {error}", extras.install("train"))
-    return Finding("versions", PASS, said)
+        return Finding("versions", FAIL, f"{text}: {error}", extras.install("train"))
+    return Finding("versions", PASS, text)
 
 
 def _installed(name: str) -> str:
@@ -217,24 +217,24 @@ def _secrets(folder: DataDir, settings: Settings) -> Finding:
 
 def _room(folder: DataDir, settings: Settings) -> Finding:
     free = shutil.disk_usage(nearest(folder.root)).free
-    said = f"{size(free)} free, of which disk_floor leaves {size(settings.disk_floor)}"
-    return Finding("disk", PASS, said) if free > settings.disk_floor else Finding("disk", FAIL, said, _MORE_ROOM)
+    text = f"{size(free)} free, of which disk_floor leaves {size(settings.disk_floor)}"
+    return Finding("disk", PASS, text) if free > settings.disk_floor else Finding("disk", FAIL, text, _MORE_ROOM)
 
 
 def _threads(folder: DataDir, settings: Settings) -> Finding:
     wanted, here = settings.placement.threads or cores(), cores()
-    said = f"{wanted} of {here} cores"
+    text = f"{wanted} of {here} cores"
     mend = "" if wanted <= here else _set(folder, "threads", here)
-    return Finding("threads", WARN if mend else PASS, said, mend)
+    return Finding("threads", WARN if mend else PASS, text, mend)
 
 
 def _device_memory(device: str, what: str, needed: int, less: str) -> Finding:
     import torch
 
     free, _ = torch.cuda.mem_get_info(device)
-    said = f"{what} takes {size(needed)} of {device}; {size(free)} are free"
+    text = f"{what} takes {size(needed)} of {device}; {size(free)} are free"
     mend = "" if free >= needed else f"{less}, or share the stage by --devices"
-    return Finding("device memory", PASS if free >= needed else WARN, said, mend)
+    return Finding("device memory", PASS if free >= needed else WARN, text, mend)
 
 
 def _held(blobs: Path) -> int:

@@ -68,7 +68,7 @@ class ConvictionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerdictRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checker found of a drawn contribution, as this folder's node has heard. Hashes are hex."""
+    """What a checker found of a drawn contribution, as this folder's node was told. Hashes are hex."""
 
     round: int
     stage: int

@@ -81,11 +81,11 @@ def run_manifest(folder: Path, digest: str) -> Manifest:
 def check_files(folder: Path, manifest: Manifest) -> None:
     """Raises Failure unless a pulled folder's files are those that it lists; where they are longer than a version of
     the manifest's run can be none is read."""
-    most = sum(blob.size for blob in manifest.genesis) + _BESIDE_WEIGHTS
+    limit = sum(blob.size for blob in manifest.genesis) + _BESIDE_WEIGHTS
     try:
         listed, size = _small(folder / SUMS), _size(folder)
-        if size > most:
-            raise Failure(f"{folder}: its files have {size:,} bytes, a version by its {MANIFEST} at most {most:,}")
+        if size > limit:
+            raise Failure(f"{folder}: its files have {size:,} bytes, a version by its {MANIFEST} at most {limit:,}")
         if listed != (found := _sums(folder)):
             raise Failure(f"{folder}: its files are not those that its {SUMS} lists: {_differences(listed, found)}")
         if others := sorted(printable(path.name) for path in folder.iterdir() if not path.is_file()):
@@ -176,5 +176,5 @@ def _differences(listed: bytes, found: bytes) -> str:
         "missing": [name for name in stated if name not in there],
         "not listed": [name for name in there if name not in stated],
     }
-    said = [f"{kind}: {', '.join(sorted(map(printable, names))[:8])}" for kind, names in kinds.items() if names]
-    return "; ".join(said) or "they are listed in another way"
+    differing = [f"{kind}: {', '.join(sorted(map(printable, names))[:8])}" for kind, names in kinds.items() if names]
+    return "; ".join(differing) or "they are listed in another way"

@@ -84,6 +84,6 @@ async def _ask(
 def _judged(address: str, reached: Mapping[int, bool]) -> Finding:
     closed = ", ".join(str(port) for port, open in reached.items() if not open)
     if closed:
-        said = f"a peer that sees this node at {address} cannot connect to port {closed}"
-        return Finding("ports", WARN, said, "forward the port to this machine, and say --listen and --announce")
+        text = f"a peer that sees this node at {address} cannot connect to port {closed}"
+        return Finding("ports", WARN, text, "forward the port to this machine, and say --listen and --announce")
     return Finding("ports", PASS, f"a peer connected to {address}, port {', '.join(map(str, reached))}")

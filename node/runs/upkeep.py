@@ -40,9 +40,11 @@ class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def upkeep(recipe: Recipe, cost: StageCost, replicas: int) -> Upkeep:
-    """With weights of W bytes, an optimiser state of O, n segments a round and B of received tensors in one: a round
-    takes n (W + O + B) + W, a drawn contribution at most 2 (W + O) + B, and W more where n is above 1, with `ahead`
-    another where it is above 2: start and end of a segment in the middle, change and change before."""
+    """With weights of W bytes, an optimiser state of O, n segments a round and B of received tensors in one.
+
+    A round takes n (W + O + B) + W. A drawn contribution takes at most 2 (W + O) + B, W more where n is above 1, and
+    with `ahead` another W where n is above 2. These are a middle segment's start, end, change and change before.
+    """
     weights, optimiser = FLOAT * cost.parameters, FLOAT * cost.optimiser
     steps, length = recipe.plan.inner_steps, segment_steps(recipe)
     segments = segments_in(steps, length)
@@ -65,8 +67,10 @@ def upkeep(recipe: Recipe, cost: StageCost, replicas: int) -> Upkeep:
 
 
 def checked(recipe: Recipe, costs: Sequence[StageCost], replicas: int, site: bool) -> int:
-    """Bytes of drawn work that a replica serves in a round, as expected and to one checker each, through one link:
-    that of the stage which serves most, or of a `site` for all its stages."""
+    """Bytes of drawn work that a replica serves in a round through one link, as expected and to one checker each.
+
+    The link is that of the stage which serves most, or of a `site` for all its stages.
+    """
     if replicas == 1:
         return 0  # nobody else checks
     each = [upkeep(recipe, cost, replicas).drawn for cost in costs]

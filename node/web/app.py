@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from dlx.ground.errors import DlxError
 from dlx.node.audit.sources.places import Places
@@ -28,13 +28,14 @@ from dlx.node.web.guard import Guard, is_foreign
 from dlx.node.web.reading.chart import AXES, Axis
 from dlx.node.web.reading.reader import RUNS, NotThere, Reader
 from dlx.node.web.render import STATIC, render
+from dlx.node.web.serving import LimitedStream
 
 _LISTENERS = 64  # that are told of seals at a time
 _WAITING = 128  # requests at a time, these included, which ask for little
 _LOOK_SECONDS = 1.0  # between two looks for new seals
 _AUDIT_SECONDS = 0.3  # likewise of an audit
 _ALIVE_SECONDS = 20.0  # after which a silent stream says that it is there
-_MOST_FORM = 4096  # bytes
+_MAX_FORM = 4096  # bytes
 _T = TypeVar("_T")
 
 
@@ -42,10 +43,10 @@ class Page:
     """The ASGI application of a ledger's page. `auditing` and `places` None: nothing can be started or packed here."""
 
     def __init__(
-        self, reader: Reader, who: Guard, auditing: Auditing | None = None, places: Places | None = None
+        self, reader: Reader, access: Guard, auditing: Auditing | None = None, places: Places | None = None
     ) -> None:
-        self._reader, self._guard, self._auditing, self._places = reader, who, auditing, places
-        self._one = trio.CapacityLimiter(1)  # the reader's lock lets no second one in
+        self._reader, self._guard, self._auditing, self._places = reader, access, auditing, places
+        self._reading = trio.CapacityLimiter(1)  # the reader's lock lets no second one in
         self._packing = trio.CapacityLimiter(1)
         self._listeners = trio.CapacityLimiter(_LISTENERS)
 
@@ -98,7 +99,7 @@ class Page:
     async def _run(self, request: Request) -> Response:
         run = await self._named(request)
         first, by = _number(request, "from"), request.query_params.get("by")
-        axis: Axis = next((one for one in AXES if one == by), AXES[0])
+        axis: Axis = next((axis for axis in AXES if axis == by), AXES[0])
 
         def made() -> str:
             found = self._reader.run_page(run, first, axis)
@@ -124,16 +125,16 @@ class Page:
         run, number = await self._named(request), _index(request, "number")
 
         def made() -> str:
-            found, may = self._reader.version_page(run, number), self._guard.may_act(request)
+            found, may_act = self._reader.version_page(run, number), self._guard.may_act(request)
             packs = self._places is not None
-            return render("version.html", page=found, source=found.source, live=True, may=may, packs=packs)
+            return render("version.html", page=found, source=found.source, live=True, may_act=may_act, packs=packs)
 
         return await self._html(made)
 
     async def _seals(self, request: Request) -> Response:
         """A stream with an event for each round that a stage has sealed."""
         run = await self._named(request)
-        return _Events(self._news(run, await self._ask(partial(self._reader.sealed, run))), self._listeners)
+        return _events(self._news(run, await self._ask(partial(self._reader.sealed, run))), self._listeners)
 
     async def _news(self, run: bytes, before: list[int]) -> AsyncIterator[str]:
         tip, silent = b"", 0.0
@@ -144,7 +145,7 @@ class Page:
             now = before if newest == tip else await self._ask(partial(self._reader.sealed, run))
             tip = newest
             if now != before:
-                yield _event("sealed", _said_of(now))
+                yield _event("sealed", _news_line(now))
                 before, silent = now, 0.0
             elif silent >= _ALIVE_SECONDS:
                 yield ": still here\n\n"
@@ -153,7 +154,7 @@ class Page:
     # Acting.
 
     async def _audit(self, request: Request) -> Response:
-        auditing = _given(self._auditing)
+        auditing = _required(self._auditing)
         run = await self._named(request)
         if request.method == "POST":
             self._check(request)
@@ -170,7 +171,7 @@ class Page:
                 run=summary,
                 source=source,
                 live=True,
-                may=self._guard.may_act(request),
+                may_act=self._guard.may_act(request),
                 state=auditing.state(run),
                 replays=auditing.replays(),
                 busy=None if busy is None else "0x" + busy.hex(),
@@ -181,25 +182,25 @@ class Page:
     async def _stop_audit(self, request: Request) -> Response:
         self._check(request)
         run = await self._named(request)
-        await trio.to_thread.run_sync(_given(self._auditing).stop, run)
+        await trio.to_thread.run_sync(_required(self._auditing).stop, run)
         return RedirectResponse(request.url.path.removesuffix("/stop"), 303)
 
     async def _audit_events(self, request: Request) -> Response:
         run = await self._named(request)
-        return _Events(
+        return _events(
             self._audited(run, request.url.path.removesuffix("/audit/events"), self._guard.may_act(request)),
             self._listeners,
         )
 
-    async def _audited(self, run: bytes, base: str, may: bool) -> AsyncIterator[str]:
-        """What is checked, until all is; then, for who `may`, the button for another one."""
-        auditing, told = _given(self._auditing), -1
+    async def _audited(self, run: bytes, base: str, may_act: bool) -> AsyncIterator[str]:
+        """What is checked, until all is; then, for who may act, the button for another one."""
+        auditing, told = _required(self._auditing), -1
         while (state := auditing.state(run)) is not None:
             if state.number != told:
                 told = state.number
                 yield _event("state", await self._ask(partial(render, "audit_state.html", state=state)))
             if state.done:
-                if may:
+                if may_act:
                     act = partial(render, "audit_act.html", state=state, base=base, replays=auditing.replays())
                     yield _event("act", await self._ask(act))
                 break
@@ -231,7 +232,7 @@ class Page:
         except trio.WouldBlock:
             raise HTTPException(503, "another version is being packed: try again later") from None
         try:
-            work = partial(versions.packed, self._reader.client, run, number, _given(self._places))
+            work = partial(versions.packed, self._reader.client, run, number, _required(self._places))
             folder, path = await trio.to_thread.run_sync(work, abandon_on_cancel=True)
         finally:
             self._packing.release()
@@ -268,30 +269,18 @@ class Page:
         return await self._ask(partial(self._reader.resolve, given))
 
     async def _ask(self, work: Callable[[], _T]) -> _T:
-        if self._one.statistics().tasks_waiting >= _WAITING:
+        if self._reading.statistics().tasks_waiting >= _WAITING:
             raise HTTPException(503, "too many ask at once: try again")
-        return await trio.to_thread.run_sync(work, limiter=self._one)
+        return await trio.to_thread.run_sync(work, limiter=self._reading)
 
     async def _html(self, made: Callable[[], str], code: int = 200) -> Response:
         return HTMLResponse(await self._ask(made), code)
 
 
-class _Events(StreamingResponse):
+def _events(events: AsyncIterator[str], listeners: trio.CapacityLimiter) -> Response:
     """Server-sent events, to so many listeners at a time."""
-
-    def __init__(self, events: AsyncIterator[str], listeners: trio.CapacityLimiter) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
-        self._listeners = listeners
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            self._listeners.acquire_on_behalf_of_nowait(self)
-        except trio.WouldBlock:
-            raise HTTPException(503, "too many pages listen for news: reload by hand") from None
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._listeners.release_on_behalf_of(self)
+    full = HTTPException(503, "too many pages listen for news: reload by hand")
+    return LimitedStream(events, "text/event-stream", listeners, full, {"X-Accel-Buffering": "no"})
 
 
 def _event(name: str, data: str) -> str:
@@ -299,7 +288,7 @@ def _event(name: str, data: str) -> str:
     return f"event: {name}\n{lines}\n"
 
 
-def _said_of(sealed: list[int]) -> str:
+def _news_line(sealed: list[int]) -> str:
     if not max(sealed):
         return "No round is sealed any more: the chain took it back"
     return f"Round {max(sealed) - 1:,} sealed by {sealed.count(max(sealed))} of {len(sealed)} stages"
@@ -323,7 +312,7 @@ async def _form(request: Request) -> dict[str, str]:
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > _MOST_FORM:
+        if len(body) > _MAX_FORM:
             raise HTTPException(413, "the form is too long")
     try:
         return dict(parse_qsl(body.decode("latin-1"), max_num_fields=8))
@@ -331,9 +320,9 @@ async def _form(request: Request) -> dict[str, str]:
         raise HTTPException(400, "the form has too many fields") from None
 
 
-def _given(one: _T | None) -> _T:
-    assert one is not None
-    return one
+def _required(service: _T | None) -> _T:
+    assert service is not None  # else there is no such route
+    return service
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -43,10 +43,13 @@ class Guard:
         """Whether the one who asks may start and download what costs something."""
         if self.token is None:
             return True
+        given = request.cookies.get(COOKIE, "")
+        return self.bears_token(request) or hmac.compare_digest(given.encode(), self.cookie().encode())
+
+    def bears_token(self, request: Request) -> bool:
+        """Whether the request itself has the token, as programs send it."""
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self.is_token(given):
-            return True
-        return hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self.cookie().encode())
+        return kind.lower() == "bearer" and self.is_token(given)
 
     def is_token(self, given: str) -> bool:
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from dlx.ground import durable
 from dlx.ground.printable import printable
 from dlx.ledger.events import Convicted
 from dlx.ledger.typed import split_conviction
 from dlx.node.home import formatting
+from dlx.node.home.errors import Failure
 from dlx.node.runs.find import Member
-from dlx.node.runs.history import utc
+from dlx.node.runs.history import History, utc
 from dlx.node.web.reading import page as pages
 from dlx.node.web.reading.chart import compact
 from dlx.node.web.reading.reader import RunPage, VersionPage
@@ -34,6 +36,20 @@ class InlineStyle(NamedTuple):
 def render(template: str, **values: Any) -> str:
     """The page of a template."""
     return _environment().get_template(template).render(**values)
+
+
+def write_file(page: RunPage, history: History, path: Path) -> None:
+    """A run's page as one static file: the same page, with all its rounds and what each seal made, and nothing to load.
+
+    Raises Failure where the file cannot be written.
+    """
+    text = render(
+        "export.html", page=page, history=history, source=page.source, live=False, inline_style=inline_style()
+    )
+    try:
+        durable.write_bytes(path, text.encode())
+    except OSError as error:
+        raise Failure(f"cannot write the page to {path}: {error.strerror}") from error
 
 
 @cache
@@ -64,7 +80,7 @@ def _environment() -> Environment:
         "cell_count": lambda row: sum(len(stage.cells) for stage in row.stages if stage is not None),
         "standing": _standing,
         "reports": _reports,
-        "curve_said": _curve_said,
+        "curve_summary": _curve_summary,
         "pull_command": _pull_command,
     }
     return found
@@ -81,7 +97,7 @@ def _reports(event: Convicted) -> list[str]:
     return [entry.report.hex() for entry in split_conviction(event.entries)]
 
 
-def _curve_said(page: RunPage) -> str:
+def _curve_summary(page: RunPage) -> str:
     rounds = page.details.summary.sealed_rounds
     return f"Curve of the training loss over {rounds:,} rounds; the newest is {page.loss:.4f} nats per token."
 

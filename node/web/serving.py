@@ -1,14 +1,17 @@
-"""An HTTP server of this process: where it listens, and what it does not say or log."""
+"""An HTTP server of this process: where it listens, what it does not say or log, and answers that take long."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any
 
 import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from dlx.node.home.errors import Failure
 
@@ -38,3 +41,28 @@ async def serve_on(found: socket.socket, app: Any, task_status: Any = trio.TASK_
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(serve, app, config))
         task_status.started()
+
+
+class LimitedStream(StreamingResponse):
+    """An answer that is made while it is sent, of so many at a time: `refusal` is raised for one more."""
+
+    def __init__(
+        self,
+        content: AsyncIterator[str] | AsyncIterator[bytes],
+        media_type: str,
+        limiter: trio.CapacityLimiter,
+        refusal: Exception,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(content, media_type=media_type, headers=headers)
+        self._limiter, self._refusal = limiter, refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._limiter.acquire_on_behalf_of_nowait(self)
+        except trio.WouldBlock:
+            raise self._refusal from None
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._limiter.release_on_behalf_of(self)

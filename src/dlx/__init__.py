@@ -5,7 +5,7 @@
     ledger = dlx.connect("http://127.0.0.1:8545", "0xE0f57275d39294326A0a789228bC01B232CE9929")
     run = ledger.run("1548e9")
     run.history()               # rows for pandas.DataFrame: round, loss in nats per token, tokens, hashes
-    print(run.audit().verdict)  # record PASS, outer steps PASS, training: not checked
+    print(run.audit().verdict)  # ledger PASS, outer steps PASS, training: not checked
     run.pull("model")           # a folder that transformers loads
     model = run.load()          # the model itself
 

@@ -54,11 +54,12 @@ def connect(
     else is.
 
     `chain_id` insists on a chain, else the endpoint says which it is. Blobs (weights, payloads) are looked for in the
-    folders `blobs`, files named by the hex of their sha256, then among the peers that the ledger names and those of
-    `bootstrap`, multiaddrs with /p2p/... at the end.
+    folders `blobs`, as files named by the hex of their sha256. Then they are looked for among the peers that the ledger
+    names and those of `bootstrap`, multiaddrs with /p2p/... at the end.
 
-    Raises LedgerUnavailable where the endpoint is silent, or has no code at the address (yet, if it still syncs);
-    DlxError for a URL or an address that cannot be, another chain, or contracts that are not those of this version.
+    Raises LedgerUnavailable where the endpoint is silent, or has no code at the address (yet, if it still syncs).
+    Raises DlxError for a URL or an address that cannot be, another chain, or contracts that are not those of this
+    version.
 
     Examples:
         >>> connect(rpc_url, address)
@@ -232,9 +233,9 @@ class Run:
         """Recount every seal from the chain's events, and replay every outer step bit for bit from the payloads.
 
         What is wrong with the run is no exception: `report.failed` says whether anything is, `report.established`
-        whether all that was asked for holds, `report.verdict` what of record, outer steps and training each;
-        `report.checks` has every check that did not pass, `report.text()` and `report.json()` all of it. Needs room for
-        three versions of each stage in the folder for temporary files.
+        whether all that was asked for holds. `report.verdict` says it of ledger, outer steps and training each.
+        `report.checks` has every check that did not pass, `report.text()` and `report.json()` have all of it. It takes
+        room for three versions of each stage in the folder for temporary files.
 
         `head` names a block whose hash you trust, "BLOCK:0xHASH": all that is used of the chain is then proven to it,
         else the chain node is believed. Raises LedgerUnavailable, UsageFailure, DlxError, OSError.
@@ -242,17 +243,18 @@ class Run:
         Examples:
             >>> report = run.audit()
             >>> report.established, str(report.verdict)
-            (True, 'record PASS, outer steps PASS, training: not checked')
+            (True, 'ledger PASS, outer steps PASS, training: not checked')
         """
         with explained():
             from dlx.ledger.proof.history import parse_pin
-            from dlx.node.audit import audit_run
+            from dlx.node.audit.request import AuditRequest
+            from dlx.node.audit.run import audit
 
             try:
                 pin = None if head is None else parse_pin(head)
             except ValueError as error:
                 raise UsageFailure(f"head: {error}") from None
-            return audit_run(self._client, self._run, self._places, progress, progress, pin)
+            return audit(self._client, AuditRequest(self._run, self._places, pin), progress, progress)
 
     def load(self, round: int | None = None, *, folder: str | Path | None = None) -> Any:
         """The version as a `transformers` model (float32, on the CPU, in evaluation mode).

@@ -113,7 +113,7 @@ def test_the_history_has_uniform_rows(honest_history: History, run: dlx.Run) -> 
 def test_the_audit_is_the_command_s(run: dlx.Run) -> None:
     lines: list[str] = []
     report = run.audit(progress=lines.append)
-    assert str(report.verdict) == "record PASS, outer steps PASS, training: not checked" and lines
+    assert str(report.verdict) == "ledger PASS, outer steps PASS, training: not checked" and lines
     assert report.counts(1)["PASS"] and report.counts(2)["PASS"] and not report.failed
 
 

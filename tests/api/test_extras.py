@@ -37,7 +37,7 @@ def test_the_base_alone_audits_and_pulls(honest_history: History, tmp_path: Path
     where = ["--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, "--run", honest_history.run.hex()]
     where += ["--blobs", honest_history.blobs, "--datadir", tmp_path]
     report, _ = without((*EXTRAS,), "audit", *where)
-    assert "verdict: record PASS, outer steps PASS" in report and "replay" in report
+    assert "verdict: ledger PASS, outer steps PASS" in report and "replay" in report
     without((*EXTRAS,), "pull", *where, "--out", tmp_path / "model")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dlx.ledger.events import Convicted, Evicted
-from dlx.node.audit.verdict_store import kept_verdicts
+from dlx.node.audit.verdict_store import read_verdicts
 from dlx.node.home.keys import identity
 from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict
 from tests.attacks.lies import Lie
@@ -166,6 +166,6 @@ def _verdicts(watched: Watched, names: list[str]) -> list[ReportedVerdict]:
     run, found = watched.view.run, {}
     for name in names:
         for path in watched.devnet.folder(name).state.glob("*/verdicts.sqlite"):
-            for one in kept_verdicts(path, run, watched.view.domain):
+            for one in read_verdicts(path, run, watched.view.domain):
                 found[one.report.statement, one.checker] = one
     return list(found.values())

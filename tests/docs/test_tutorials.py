@@ -118,7 +118,7 @@ def test_the_tutorials_do_what_they_say(reader: Reader) -> None:
     joined = reader.follow("contributor.md")
     assert "mine=True" in joined and "tutorial" in joined
     audited = reader.follow("auditor.md")
-    assert audited.count("record PASS, outer steps PASS") >= 4
+    assert audited.count("ledger PASS, outer steps PASS") >= 4
     assert "not that chain" in audited and (reader.folder / "run.html").is_file()
     used = reader.follow("agent.md")
     assert "not what the run made" in used and "its files are not those" in used

@@ -72,7 +72,7 @@ class Attacker:
 
     def __init__(self, watched: Watched, directory: Path) -> None:
         self.watched, self.domain = watched, domain_of(watched)
-        self.run = bytes.fromhex(watched.devnet.record.run[2:])
+        self.run = bytes.fromhex(watched.devnet.shape.run[2:])
         statuses = watched.everybody()
         self.victims = {name: status.peer_id for name, status in statuses.items()}
         self._first = {status.peer_id for status in statuses.values() if status.stage == 0}

@@ -28,7 +28,7 @@ from tests.ports import lasting_port
 REPLICAS, STAGES = 2, 2
 BLOCK_TIME = 0.2  # seconds
 MANY = 200  # rounds: what has not happened by then, while rounds were sealed, does not happen
-PASSED = {"record": "PASS", "outer_steps": "PASS", "training": "not checked"}  # an audit's verdict
+PASSED = {"ledger": "PASS", "outer_steps": "PASS", "training": "not checked"}  # an audit's verdict
 
 _DRAFT = """\
 name = "e2e"
@@ -152,7 +152,7 @@ class Watched:
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        run = bytes.fromhex(self.devnet.record.run[2:])
+        run = bytes.fromhex(self.devnet.shape.run[2:])
         settings = self.devnet.settings
         self._client = LedgerClient(self.rpc_url or settings.rpc_url, checksum(bytes.fromhex(settings.ledger[2:])))
         self._feed = self._client.feed(run)
@@ -195,19 +195,19 @@ class Watched:
 
         def full() -> int | None:
             view = self.read()
-            done = min(map(view.next_round, range(self.devnet.record.stages)))
+            done = min(map(view.next_round, range(self.devnet.shape.stages)))
             counts = {
-                round: min(view.sealed[stage, round].count for stage in range(self.devnet.record.stages))
+                round: min(view.sealed[stage, round].count for stage in range(self.devnet.shape.stages))
                 for round in range(after, done)
             }
-            return next((round + 1 for round, count in counts.items() if count == self.devnet.record.replicas), None)
+            return next((round + 1 for round, count in counts.items() if count == self.devnet.shape.replicas), None)
 
         return self.until(f"a round from {after} on that counts everybody", full) - 1
 
     def sealed_rounds(self) -> int:
         """Rounds that every stage has sealed."""
         view = self.read()
-        return min(map(view.next_round, range(self.devnet.record.stages)))
+        return min(map(view.next_round, range(self.devnet.shape.stages)))
 
     def seals(self) -> list[Sealed]:
         """As the view has them: with the makers of their records."""
@@ -269,7 +269,7 @@ class Watched:
         """Every (stage, round) has one seal, each names the one before, and each version is another."""
         seals = self.seals()
         assert len({(seal.stage, seal.round) for seal in seals}) == len(seals)
-        for stage in range(self.devnet.record.stages):
+        for stage in range(self.devnet.shape.stages):
             chain = sorted((seal for seal in seals if seal.stage == stage), key=lambda seal: seal.round)
             assert [seal.round for seal in chain] == list(range(len(chain)))
             head = self.view.genesis[stage]

@@ -79,7 +79,7 @@ def test_an_adaptive_run_follows_its_ladders_to_its_last_inner_step_and_passes_t
     try:
         devnet.start()
         watched = Watched(devnet)
-        seen = demo.watch(devnet, lambda seen, round: None, lambda seen: None)
+        seen = demo.follow(devnet, lambda seen, round: None, lambda seen: None)
         watched.until("the end of the run at every node", lambda: all_finished(watched))
         rounds = watched.read().next_round(0)
         listed = json.loads(dlx("run", "list", "--datadir", root, "--json").stdout)

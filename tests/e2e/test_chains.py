@@ -14,7 +14,7 @@ import pytest
 
 from dlx.ledger.rpc.provider import Rpc
 from dlx.node.daemon.api.status import NodeStatus
-from dlx.node.devnet.devnet import Devnet, DevnetRecord
+from dlx.node.devnet.devnet import Devnet, DevnetShape
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.keys import identity
 from tests.e2e.devnets import BLOCK_TIME, PASSED, Timing, Watched, draft
@@ -92,7 +92,7 @@ def devnet(kind: str, tmp_path: Path) -> Iterator[ElsewhereDevnet]:
     try:
         root = tmp_path / "devnet"
         DataDir(root).create()
-        record = DevnetRecord("", ROUNDS[kind], REPLICAS, stages=1, block_time=BLOCK_TIME)
+        record = DevnetShape("", ROUNDS[kind], REPLICAS, stages=1, block_time=BLOCK_TIME)
         made = ElsewhereDevnet(root, record, world=world)
         text = draft(ROUNDS[kind], 10, TIMING, REPLICAS, stages=1, confirmations=CONFIRMATIONS)
         made.make(text, lambda line: None)

@@ -29,7 +29,7 @@ def checking(
 
 
 def audit(devnet: Devnet, *arguments: object, code: int = 0) -> dict[str, Any]:
-    where = ["--datadir", devnet.root, "--run", devnet.record.run, "--rpc-url", *devnet.settings.rpc_url]
+    where = ["--datadir", devnet.root, "--run", devnet.shape.run, "--rpc-url", *devnet.settings.rpc_url]
     return json.loads(dlx("audit", *where, "--level", 3, "--json", *arguments, code=code).stdout)
 
 
@@ -52,14 +52,14 @@ def test_everything_drawn_is_found_honest_by_members_and_from_outside(tmp_path: 
         stranger = tmp_path / "stranger"
         dlx("init", "--datadir", stranger, "--insecure-devnet", "--json")
         where = ["--ledger", devnet.settings.ledger, "--datadir", stranger]
-        lines = dlx("watch", "--run", devnet.record.run, "--rpc-url", *devnet.settings.rpc_url, *where, "--json").stdout
+        lines = dlx("watch", "--run", devnet.shape.run, "--rpc-url", *devnet.settings.rpc_url, *where, "--json").stdout
         seen = [json.loads(line) for line in lines.splitlines()]
         assert len({(one["round"], one["replica"], one["stage"]) for one in seen}) == 8
         assert {(one["finding"], one["verdict"]) for one in seen} == {("honest", "PASS")}
         report = audit(devnet, *where)
         training = "4 of 4 replica-rounds, 4 of 4 segments replayed, all honest"
         assert report["verdict"]["training"] == training and report["established"], report
-        assert report["verdict"]["record"] == report["verdict"]["outer_steps"] == "PASS", report
+        assert report["verdict"]["ledger"] == report["verdict"]["outer_steps"] == "PASS", report
         rows = {row["check"]: row for row in report["table"] if row["level"] == 3}
         assert rows["training"]["PASS"] == 8 and rows["members' verdicts"]["PASS"] == 8, "and they agree"
         alone = audit(devnet, "--rounds", 1, "--replica", 0, *where)["training"]

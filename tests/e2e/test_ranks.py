@@ -40,6 +40,6 @@ def test_a_node_of_two_ranks_trains_with_others_survives_the_loss_of_one_and_rep
         report = audit(devnet, "--ledger", devnet.settings.ledger, "--datadir", stranger)
         training = report["training"]
         assert (training["total"], training["honest"]) == (3, 3) and report["established"], report
-        assert report["verdict"]["record"] == report["verdict"]["outer_steps"] == "PASS", report
+        assert report["verdict"]["ledger"] == report["verdict"]["outer_steps"] == "PASS", report
     finally:
         devnet.stop()

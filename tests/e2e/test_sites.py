@@ -24,7 +24,7 @@ def start(devnet: Devnet, name: str, *arguments: str) -> DataDir:
     folder, settings = devnet.folder(name), devnet.settings
     folder.create()
     identity.create(folder, lambda: "", insecure_devnet=True)
-    options = ["--datadir", str(folder.root), "--run", devnet.record.run, "--ledger", settings.ledger]
+    options = ["--datadir", str(folder.root), "--run", devnet.shape.run, "--ledger", settings.ledger]
     options += ["--rpc-url", " ".join(settings.rpc_url), "--listen", "/ip4/127.0.0.1/tcp/0", *arguments]
     devnet._spawn(name, [*PROGRAM, "start", *options])
     return folder

@@ -106,7 +106,7 @@ def refused(*arguments: object, code: int) -> str:
 
 def test_two_strangers_make_a_replica_and_leave(watched: Watched, terminal: Terminal) -> None:
     devnet, accounts = watched.devnet, {}
-    where = ["--run", devnet.record.run, "--rpc-url", *devnet.settings.rpc_url, "--ledger", devnet.settings.ledger]
+    where = ["--run", devnet.shape.run, "--rpc-url", *devnet.settings.rpc_url, "--ledger", devnet.settings.ledger]
     for name in ("red", "blue"):
         made = dlx("init", "--datadir", terminal.place / name, "--insecure-devnet", "--json")
         accounts[name] = json.loads(made.stdout)["account"]
@@ -131,7 +131,7 @@ def test_two_strangers_make_a_replica_and_leave(watched: Watched, terminal: Term
             return status if counts and ready and not status["not_ready"] and agreed > peers else None
 
         status = watched.until(f"{name} to say that it counts", well)
-        assert (status["account"], status["run"]) == (account, devnet.record.run)
+        assert (status["account"], status["run"]) == (account, devnet.shape.run)
 
     for name, account in accounts.items():
         code, seconds = terminal.ctrl_c(name)

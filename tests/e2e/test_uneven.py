@@ -48,7 +48,7 @@ def test_a_slower_stage_has_its_replica_do_fewer_steps_and_be_counted(tmp_path: 
 
         watched.until("what was drawn of all rounds to be served", served)
         report = json.loads(
-            dlx("audit", "--datadir", devnet.root, "--run", devnet.record.run, "--level", 3, "--json").stdout
+            dlx("audit", "--datadir", devnet.root, "--run", devnet.shape.run, "--level", 3, "--json").stdout
         )
         training = report["training"]
         assert (training["total"], training["honest"]) == (2 * ROUNDS, 2 * ROUNDS) and report["established"], report

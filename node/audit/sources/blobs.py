@@ -27,15 +27,15 @@ class BlobMissing(Exception):
         super().__init__(f"{name}: {self.reason}")
 
 
-class Wrong(NamedTuple):
+class WrongCopy(NamedTuple):
     """Something under a blob's name that is not the blob. `where` names the place, `what` continues that: a predicate.
 
-    `lies`: these are other bytes, not just something that cannot be read.
+    `differs`: these are other bytes, not just something that cannot be read.
     """
 
     where: str
     what: str
-    lies: bool = True
+    differs: bool = True
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Attempt:
     """One source's answer about one blob: `path` holds the checked copy; `wrong` is what else was found."""
 
     path: Path | None
-    wrong: tuple[Wrong, ...] = ()
+    wrong: tuple[WrongCopy, ...] = ()
 
 
 class Source(Protocol):
@@ -76,18 +76,21 @@ class Folder:
             size = os.fstat(reader.fileno()).st_size
             if size > limit:
                 what = f"has {size} bytes, where this blob has at most {limit}: it was not read"
-                return Attempt(None, (Wrong(str(source), what),))
+                return Attempt(None, (WrongCopy(str(source), what),))
             return _copy(reader, source, digest, limit, into)
 
 
 class Blobs:
     """Checked blobs from several sources, kept in `work` until `drop`ped.
 
-    `on_wrong(digest, wrong, own)` hears of every wrong copy, also when a good one is found elsewhere.
+    `on_wrong(digest, copy, own)` is told every wrong copy, also when a good one is found elsewhere.
     """
 
     def __init__(
-        self, sources: Sequence[Source], work: Path, on_wrong: Callable[[bytes, Wrong, bool], None] = lambda *_: None
+        self,
+        sources: Sequence[Source],
+        work: Path,
+        on_wrong: Callable[[bytes, WrongCopy, bool], None] = lambda *_: None,
     ) -> None:
         self._sources = sorted(sources, key=lambda source: not source.own)  # every own folder is looked into
         self.work = work
@@ -95,18 +98,18 @@ class Blobs:
 
     def get(self, digest: bytes, limit: int) -> Path:
         """Path of the checked copy of at most `limit` bytes. Raises BlobMissing."""
-        kept = self.work / digest.hex()
-        if kept.exists():
-            return kept
+        copy_here = self.work / digest.hex()
+        if copy_here.exists():
+            return copy_here
         wrong: list[str] = []
         found: Path | None = None
         for source in self._sources:
             if found is not None and not source.own:
                 break
             attempt = source.fetch(digest, limit, self.work)
-            wrong += [one.where for one in attempt.wrong if one.lies]
-            for one in attempt.wrong:
-                self._on_wrong(digest, one, source.own)
+            wrong += [copy.where for copy in attempt.wrong if copy.differs]
+            for copy in attempt.wrong:
+                self._on_wrong(digest, copy, source.own)
             found = attempt.path or found
         if found is None:
             raise BlobMissing(digest.hex(), wrong)
@@ -119,7 +122,7 @@ class Blobs:
 
 def _copy(reader: BinaryIO, source: Path, digest: bytes, limit: int, into: Path) -> Attempt:
     partial = into / f"{digest.hex()}.partial"
-    hasher, size, wrong = hashlib.sha256(), 0, Wrong(str(source), "does not match its name")
+    hasher, size, wrong = hashlib.sha256(), 0, WrongCopy(str(source), "does not match its name")
     with durable.naming(partial), partial.open("wb") as writer:
         while size <= limit:
             try:
@@ -149,5 +152,5 @@ def _open(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def _unreadable(path: Path, error: OSError) -> Wrong:
-    return Wrong(str(path), f"cannot be read: {error.strerror}", lies=False)
+def _unreadable(path: Path, error: OSError) -> WrongCopy:
+    return WrongCopy(str(path), f"cannot be read: {error.strerror}", differs=False)

@@ -20,7 +20,7 @@ from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.node_registry import NodeRecord
 from dlx.node import version
-from dlx.node.audit.sources.blobs import Attempt, Wrong
+from dlx.node.audit.sources.blobs import Attempt, WrongCopy
 from dlx.node.home import formatting
 from dlx.node.home.errors import Failure
 from dlx.p2p import wire
@@ -43,9 +43,8 @@ _WRONG = {"bad_blob", "blob_size", "blob_malformed"}  # reasons for which a peer
 class Peers:
     """A blob source: peers of the run, dialled at the first blob that no other source has. Use it as a context.
 
-    `nodes` gives the ledger's (account -> record), `bootstrap` are more multiaddrs; the peers drop whoever is of
-    another run. libp2p runs in a thread of its own. `say(line)` hears whom it reached, `show(line)` how far a download
-    is.
+    `nodes` gives those of the ledger by account, `bootstrap` are more multiaddrs; the peers drop whoever is of another
+    run. libp2p runs in a thread of its own. `say(line)` is told whom it reached, `show(line)` how far a download is.
     """
 
     own = False
@@ -91,7 +90,7 @@ class Peers:
             path = trio.from_thread.run(self._fetch, digest, limit, trio_token=self._token)
         except BlobError:
             path = None
-        wrong = tuple(Wrong(f"peer {peer}", "gave other bytes") for peer in dict.fromkeys(self._wrong))
+        wrong = tuple(WrongCopy(f"peer {peer}", "gave other bytes") for peer in dict.fromkeys(self._wrong))
         if path is None:
             return Attempt(None, wrong)
         target = into / digest.hex()
@@ -109,8 +108,8 @@ class Peers:
 
         async def ask(peer: str) -> None:
             with suppress(StreamBroken):
-                for one in await self._verdict_exchange.ask(peer, first):
-                    found[one.report, one.signature] = None
+                for verdict in await self._verdict_exchange.ask(peer, first):
+                    found[verdict.report, verdict.signature] = None
 
         async with trio.open_nursery() as nursery:
             for peer in self._reached[:_ASKED]:
@@ -131,15 +130,14 @@ class Peers:
         return found
 
     async def _tell(self, digest: bytes, limit: int) -> None:
-        """How much of a blob came, of at most `limit` bytes: of weights just as many."""
+        """How much of a blob was received, of at most `limit` bytes: of weights just as many."""
         began, before = trio.current_time(), self._host.bytes_received
         while True:
             await trio.sleep(_TELL_SECONDS)
-            came = self._host.bytes_received - before
-            rate = came / (trio.current_time() - began)
-            self._show(
-                f"{formatting.bar(came, limit)} {digest.hex()[:16]}: {formatting.size(came)}, {formatting.size(rate)}/s"
-            )
+            received = self._host.bytes_received - before
+            rate = received / (trio.current_time() - began)
+            progress = f"{formatting.size(received)}, {formatting.size(rate)}/s"
+            self._show(f"{formatting.bar(received, limit)} {digest.hex()[:16]}: {progress}")
 
     def _start(self) -> None:
         self._known = self._nodes()

@@ -26,7 +26,7 @@ class Places:
     bootstrap: tuple[str, ...] = ()  # multiaddrs (with /p2p/...) of more peers
 
 
-def heard_verdicts(
+def member_verdicts(
     client: LedgerClient, run: bytes, places: Places, sources: Sequence[Source]
 ) -> list[ReportedVerdict]:
     """The members' verdicts that nodes' folders and the run's peers keep, each with a good signature."""
@@ -47,7 +47,7 @@ def open_sources(
     say: Callable[[str], None],
     show: Callable[[str], None] = lambda line: None,
 ) -> Iterator[list[Source]]:
-    """The user's own folders, then those that nodes wrote, then the run's peers. `show` hears how far a download is.
+    """The user's own folders, then those that nodes wrote, then the run's peers. `show` is told how far a download is.
 
     Nodes' folders are peers that need no network: a wrong blob there is as little a finding as wrong bytes from afar.
     Raises UsageFailure for an own folder that is none, NotReady for one that may not be looked into.

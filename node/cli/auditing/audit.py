@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,9 +20,7 @@ from dlx.training.models.placement import Placement, wrong_device
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
     from dlx.ledger.proof.history import Pin
-    from dlx.node.audit import Report
-    from dlx.node.audit.inner import Choice
-    from dlx.node.audit.sources.places import Places
+    from dlx.node.audit.request import ReplayChoice
     from dlx.node.home.config import Settings
     from dlx.node.home.datadir import DataDir
 
@@ -90,20 +88,23 @@ def command(
 
     Blobs come from --blobs folders, the data folder, and the run's peers, in this order.
 
-    Exit codes: 0 all that was asked for holds, 1 something is FAIL, 2 the command is wrong, 3 it could not look (the
-    chain node is silent, there is no such run, a folder cannot be read), 4 nothing is FAIL, but a WARN or SKIP leaves
+    Exit codes: 0 all that was asked for holds. 1 something is FAIL. 2 the command is wrong. 3 it could not look (the
+    chain node is silent, there is no such run, a folder cannot be read). 4 nothing is FAIL, but a WARN or SKIP leaves
     open whether all holds.
     """
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
     )
+    from dlx.node.audit.request import AuditRequest
+    from dlx.node.audit.run import audit
     from dlx.node.audit.sources.places import Places
 
-    kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
-    places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
+    own = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
+    places = Places(own, tuple(folder.blob_folders), settings.bootstrap)
     pin, choice = _pin(head), _choice(level, sample, rounds, replica, device)
-    with _looking(), Progress(json) as progress:
-        report = _audit(folder, settings, run, places, pin, choice, progress)
+    with _looking(), Progress(json) as progress, _ledger(settings, folder) as client:
+        request = AuditRequest(_run_named(client, run), places, pin, choice)
+        report = audit(client, request, progress.show, progress.say)
     if json:
         options.print_json(report.json())
     else:
@@ -113,14 +114,14 @@ def command(
 
 def _choice(
     level: int, sample: float | None, rounds: str | None, replica: int | None, device: str | None
-) -> Choice | None:
+) -> ReplayChoice | None:
     """None: no level 3. Raises UsageFailure."""
     if level < 3:
-        if any(one is not None for one in (sample, rounds, replica, device)):
+        if any(option is not None for option in (sample, rounds, replica, device)):
             raise UsageFailure("--sample, --rounds, --replica and --device are for --level 3")
         return None
     extras.require("train")
-    from dlx.node.audit.inner import Choice
+    from dlx.node.audit.request import ReplayChoice
 
     if sample is not None and not 0 < sample <= 1:
         raise UsageFailure(f"--sample {sample:g}: expected a part of 1, above 0")
@@ -131,7 +132,7 @@ def _choice(
         if first > last:
             raise UsageFailure(f"--rounds {rounds}: expected A-B, or one round")
         chosen = range(first, last + 1)
-    return Choice(chosen, replica, 1.0 if sample is None else sample, placement_on(device))
+    return ReplayChoice(chosen, replica, 1.0 if sample is None else sample, placement_on(device))
 
 
 def placement_on(device: str | None) -> Placement:
@@ -157,17 +158,12 @@ def _looking() -> Iterator[None]:
         raise
 
 
-def _audit(
-    folder: DataDir,
-    settings: Settings,
-    run: str | None,
-    places: Places,
-    head: Pin | None,
-    choice: Choice | None,
-    progress: Progress,
-) -> Report:
-    from contextlib import ExitStack
+@contextmanager
+def _ledger(settings: Settings, folder: DataDir) -> Iterator[LedgerClient]:
+    """The ledger, also where its contracts are not ours: elsewhere that is the end, here it is a finding.
 
+    Raises LedgerError for such a ledger where the run cannot even be named.
+    """
     from dlx.ledger.client import LedgerClient
     from dlx.ledger.errors import LedgerError
     from dlx.node.home.errors import Failure
@@ -177,30 +173,19 @@ def _audit(
         try:
             client = stack.enter_context(open_ledger(settings, folder))
         except LedgerError as refused:
-            # Contracts that are not ours: elsewhere the end, here a finding, if the run can be named at all.
             try:
-                return _report(LedgerClient(settings.rpc_url, settings.ledger), run, places, head, choice, progress)
+                yield LedgerClient(settings.rpc_url, settings.ledger)
             except (Failure, LedgerError):
                 raise refused from None
-        return _report(client, run, places, head, choice, progress)
+        else:
+            yield client
 
 
-def _report(
-    client: LedgerClient,
-    run: str | None,
-    places: Places,
-    head: Pin | None,
-    choice: Choice | None,
-    progress: Progress,
-) -> Report:
-    from dlx.node.audit import audit_run
+def _run_named(client: LedgerClient, run: str | None) -> bytes:
     from dlx.node.runs import find
 
     digits = "" if run is None else find.id_digits(run)
-    whole = len(digits) == 64  # needs no word of a ledger that may be foreign
-    if whole:
-        chosen = bytes.fromhex(digits)
-    else:
-        with client.events() as index:
-            chosen = find.resolve(index, run)
-    return audit_run(client, chosen, places, progress.show, progress.say, head, choice)
+    if len(digits) == 64:  # needs no word of a ledger that may be foreign
+        return bytes.fromhex(digits)
+    with client.events() as index:
+        return find.resolve(index, run)

@@ -14,7 +14,7 @@ from dlx.node.home import extras
 from dlx.node.home.diagnostics import exit_code
 
 if TYPE_CHECKING:
-    from dlx.node.audit.watch import Line
+    from dlx.node.audit.watch import WatchLine
 
 
 def command(
@@ -31,53 +31,48 @@ def command(
 ) -> None:
     """Follow a run without a slot, and train again what is drawn of each round: one line for each contribution.
 
-    Ends with the run, or at Ctrl-C. Exit codes: 0 something was drawn and all of it is honest, 1 something is false,
-    2 the command is wrong, 3 it could not look, 4 something is withheld, disputed or left over, or nothing was drawn.
+    Ends with the run, or at Ctrl-C. Exit codes: 0 something was drawn and all of it is honest. 1 something is false.
+    2 the command is wrong. 3 it could not look. 4 something is withheld, disputed or left over, or nothing was drawn.
     """
     extras.require("train")
     folder, settings = options.folder(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
     )
-    import tempfile
-    from pathlib import Path
-
-    from dlx.node.audit.sources.places import Places, open_sources
-    from dlx.node.audit.watch import Watching
+    from dlx.node.audit.request import AuditRequest, ReplayChoice
+    from dlx.node.audit.sources.places import Places
+    from dlx.node.audit.watch import watching
     from dlx.node.home.ledgers import open_ledger
     from dlx.node.runs import find
 
-    kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
-    places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
+    own = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
+    places = Places(own, tuple(folder.blob_folders), settings.bootstrap)
     found, verdicts = Counter[str](), set[str]()
     with open_ledger(settings, folder) as client:
         with client.events() as index:
             chosen = find.resolve(index, run)
-        with (
-            open_sources(client, chosen, places, options.note) as sources,
-            tempfile.TemporaryDirectory(prefix="dlx-watch-") as work,
-        ):
-            watching = Watching(client, chosen, sources, Path(work), placement_on(device), options.note)
+        request = AuditRequest(chosen, places, replay=ReplayChoice(placement=placement_on(device)))
+        with watching(client, request, options.note) as watch:
             try:
-                for line in watching.lines():
+                for line in watch.lines():
                     found[_word(line)] += 1
                     verdicts.add(line.verdict)
                     _print(line, json)
             except KeyboardInterrupt:
                 pass
-    if watching.waiting:
-        found["not looked at"] = watching.waiting
+    if watch.waiting:
+        found["not looked at"] = watch.waiting
         verdicts.add("SKIP")
     options.note(", ".join(f"{count} {word}" for word, count in found.items()) or "nothing was drawn")
     raise typer.Exit(exit_code(verdicts))
 
 
-def _word(line: Line) -> str:
+def _word(line: WatchLine) -> str:
     if line.finding == "honest" and line.disputed:
         return "disputed"
     return line.finding or "unknown"
 
 
-def _print(line: Line, json: bool) -> None:
+def _print(line: WatchLine, json: bool) -> None:
     if json:
         options.print_json(line)
     else:

@@ -53,15 +53,15 @@ def command(
     _check_room(root)
     devnet = Devnet.open(root) if resume else Devnet.create(root, rounds, replicas, stages, options.note)
     with DataDir(root).lock(), demo.stopping(devnet):
-        last = devnet.record.rounds - 1
+        last = devnet.shape.rounds - 1
         nodes = "1 node" if len(devnet.names) == 1 else f"{len(devnet.names)} nodes"
-        options.note(f"run {devnet.record.run[:18]}: {nodes} in {root}, rounds 0 to {last}")
+        options.note(f"run {devnet.shape.run[:18]}: {nodes} in {root}, rounds 0 to {last}")
         devnet.start()
         with Dashboard(devnet) as dashboard:
-            seen = demo.watch(devnet, dashboard.on_round, dashboard.on_look)
-        demo.await_checks(devnet, seen)
+            observed = demo.follow(devnet, dashboard.on_round, dashboard.on_statuses)
+        demo.await_checks(devnet, observed)
         devnet.stop_nodes()
-        result = demo.outcome(devnet, seen, options.note)
+        result = demo.outcome(devnet, observed, options.note)
         curve = _draw(devnet)
         before = demo.first_loss(devnet)
     problems = demo.passed(result)
@@ -147,7 +147,7 @@ def _draw(devnet: Devnet) -> Path:
 
     path = devnet.root / "loss.png"
     with open_ledger(devnet.settings, DataDir(devnet.root)) as client, open_index(client) as index:
-        run = bytes.fromhex(devnet.record.run[2:])
+        run = bytes.fromhex(devnet.shape.run[2:])
         history.plot(history.history(index, find.view_of(index, run)), path)
     return path
 

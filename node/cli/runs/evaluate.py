@@ -59,9 +59,9 @@ def command(
         datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap, device=device
     )
     from dlx.node.audit.sources.places import Places
-    from dlx.node.checkpoints import evaluations
+    from dlx.node.checkpoints import evaluation_store
     from dlx.node.checkpoints.evaluation import Tasks, evaluate_run
-    from dlx.node.checkpoints.evaluations import Evaluation
+    from dlx.node.checkpoints.evaluation_store import Evaluation
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
     from dlx.training.models.placement import settle
@@ -83,7 +83,7 @@ def command(
             mean = found["average"] and found["average"]["heldout"]["loss"]
             measured = Evaluation(found["version"], found["heldout"]["loss"], mean)
             with suppress(OSError):  # the folder may be one that is only read
-                evaluations.record(folder.state, view.run, measured)
+                evaluation_store.add(folder.state, view.run, measured)
     options.print_json(found) if json else _print(found)
 
 

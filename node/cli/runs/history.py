@@ -74,14 +74,14 @@ def _write_page(
     path: Path, client: LedgerClient, folder: DataDir, settings: Settings, found: History, last: int | None
 ) -> None:
     from dlx.node.home.config import ledger_options
-    from dlx.node.web import export
     from dlx.node.web.reading.reader import Reader
+    from dlx.node.web.render import write_file
 
     reach = ledger_options(settings)
     with closing(Reader(client, folder.blob_folders, reach)) as reader:
         run = bytes.fromhex(found.run[2:])
         first = 0 if last is None else max(0, max(reader.sealed(run)) - last)
-        export.write(reader.run_page(run, every=first), found, path)
+        write_file(reader.run_page(run, every=first), found, path)
 
 
 def _print(found: History) -> None:

@@ -52,7 +52,7 @@ def command(
     try:
         stated = read_provenance(model)
     except Failure as error:
-        _tell([Finding("record", FAIL, str(error), AGAIN)], json)
+        _tell([Finding("ledger", FAIL, str(error), AGAIN)], json)
     run = bytes.fromhex(stated["run"].removeprefix("0x"))
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
@@ -63,7 +63,7 @@ def command(
     ):
         if run not in index.runs():
             said = f"the ledger {client.ledger} has no run {stated['run']}"
-            _tell([Finding("record", FAIL, said, "name the run's own ledger by --ledger")], json)
+            _tell([Finding("ledger", FAIL, said, "name the run's own ledger by --ledger")], json)
         with open_sources(client, run, places, options.note) as sources:
             from_ = [one for one in sources if not offline or isinstance(one, Folder)]
             blobs_ = Blobs(from_, Path(work), lambda *wrong: None)

@@ -11,7 +11,7 @@ import trio
 from dlx.ground.blobs import Kind
 from dlx.ledger.typed import Contribution
 from dlx.ledger.view.run_view import RunView
-from dlx.node.audit.inner_inputs import Absent, Get, Inner, Unknown
+from dlx.node.audit.inner_inputs import Get, InnerInputs, MissingInputs, Undecidable
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.data.public_data import PublicData
 from dlx.node.daemon.data.versions import fetch_file, roots
@@ -60,18 +60,18 @@ class Evidence:
     async def outcome(self, view: RunView, drawn: Drawn, *, whole: bool) -> tuple[Outcome, bool]:
         """What a check comes to, and whether the traces of the replica's stages contradict each other.
 
-        `whole`: also what the neighbours received is needed. Raises Absent for what nobody serves, Unknown where
-        nothing can be said, CheckFailed and OSError for what may go better later, Lie.
+        `whole`: also what the neighbours received is needed. Raises MissingInputs for what nobody serves, Undecidable
+        where nothing can be said, CheckFailed and OSError for what may go better later, FalseStatement.
         """
         context = self.context
-        inner = Inner(context.manifest, view, context.deals)
-        most = inner.most(drawn.stage)
+        inner = InnerInputs(context.manifest, view, context.deals)
+        most = inner.largest_file(drawn.stage)
         get = self._getter(drawn)
         work = await trio.to_thread.run_sync(inner.work, drawn, get, context.store.folder, context.placement)
         for name in work.sent():
             try:
                 await self._fetch(name, most, None)
-            except Absent:
+            except MissingInputs:
                 if whole:
                     raise
         async with self.data(await trio.to_thread.run_sync(inner.shards, work, context.data)):
@@ -100,8 +100,8 @@ class Evidence:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(context.store.pin, owner, ())
 
-    async def _checked(self, work: Work, drawn: Drawn, view: RunView, inner: Inner) -> Outcome:
-        maker, most = self.context.peer_of(drawn.account), inner.most(drawn.stage)
+    async def _checked(self, work: Work, drawn: Drawn, view: RunView, inner: InnerInputs) -> Outcome:
+        maker, most = self.context.peer_of(drawn.account), inner.largest_file(drawn.stage)
         shared = work.shared(inner.terms.ahead)
         for _ in range(PASSES):
             began = trio.current_time()
@@ -110,7 +110,7 @@ class Evidence:
             finally:
                 self.effort.spent += trio.current_time() - began
             if found.refusal:
-                raise Unknown(found.refusal)
+                raise Undecidable(found.refusal)
             if not found.missing:
                 return found
             for name in found.missing:
@@ -122,9 +122,9 @@ class Evidence:
                     await (
                         self._base(view, drawn, inner) if name == work.base_weights else self._fetch(name, most, None)
                     )
-                except Absent:
+                except MissingInputs:
                     raise CheckFailed(f"nobody gives {name.hex()[:12]}, which its maker need not serve") from None
-        raise CheckFailed(f"it asks for more and more: {Absent(found.missing)}")
+        raise CheckFailed(f"it asks for more and more: {MissingInputs(found.missing)}")
 
     def _getter(self, drawn: Drawn) -> Get:
         """To be called from a thread."""
@@ -135,8 +135,8 @@ class Evidence:
 
         return get
 
-    async def _base(self, view: RunView, drawn: Drawn, inner: Inner) -> None:
-        """Have the version that the round began with, from its stage's members. Raises Absent."""
+    async def _base(self, view: RunView, drawn: Drawn, inner: InnerInputs) -> None:
+        """Have the version that the round began with, from its stage's members. Raises MissingInputs."""
         context, version = self.context, inner.base(drawn)
         name, size = view.weights(drawn.stage, version), context.manifest.genesis[drawn.stage].size
         members = [peer for account in view.members_in(drawn.stage) if (peer := context.peer_of(account))]
@@ -145,8 +145,8 @@ class Evidence:
             await fetch_file(context.exchange, context.store, name, root, size, members, THEN_SECONDS)
 
     async def _fetch(self, name: bytes, limit: int, maker: str | None) -> Path:
-        """From its maker, else from everybody. Raises Absent, also for what comes so slowly that others are checked
-        first: it is gone on with where it stopped."""
+        """From its maker, else from everybody. Raises MissingInputs, also for what comes so slowly that others are
+        checked first: it is gone on with where it stopped."""
         ask = partial(fetch, self.context.exchange, self.context.store, name, limit, kind=Kind.VERSION)
         with self._absent_unless_had(name):
             path = None
@@ -159,17 +159,17 @@ class Evidence:
 
     @contextmanager
     def _absent_unless_had(self, name: bytes) -> Iterator[None]:
-        """Raises Absent where a blob is not to be had, or comes slowly."""
+        """Raises MissingInputs where a blob is not to be had, or comes slowly."""
         seconds = max(VISIT_SECONDS, self.context.manifest.timing.round_timeout)
         try:
             with trio.fail_after(seconds):
                 yield
         except trio.TooSlowError:
             log.debug("a blob for a check comes slowly", blob=name.hex()[:12], seconds=seconds)
-            raise Absent([name], came=seconds) from None
+            raise MissingInputs([name], arriving_s=seconds) from None
         except BlobError as error:
             log.debug("a blob for a check is not to be had", blob=name.hex()[:12], error=str(error))
-            raise Absent([name]) from None
+            raise MissingInputs([name]) from None
 
 
 def check_seconds(work: Work, round_timeout: float) -> float:

@@ -21,7 +21,7 @@ from dlx.ledger.abi import checksum
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.view.run_view import RunView
 from dlx.node import version
-from dlx.node.audit.inner_inputs import Absent, Lie, Unknown
+from dlx.node.audit.inner_inputs import FalseStatement, MissingInputs, Undecidable
 from dlx.node.audit.verdict_store import VerdictStore
 from dlx.node.daemon.challenges.draws import Draws
 from dlx.node.daemon.challenges.evidence import Effort, Evidence
@@ -230,15 +230,15 @@ class Judge:
             whole = now < case.since + turns.TURN_TIMEOUTS * timeout
             outcome, disputed = await self._evidence.outcome(view, drawn, whole=whole)
             finding, reasons = (Finding.FALSE if outcome.reasons else Finding.HONEST), outcome.reasons
-        except Lie as error:
+        except FalseStatement as error:
             outcome, finding, reasons = Outcome(), Finding.FALSE, (str(error),)
-        except Absent as error:
+        except MissingInputs as error:
             if not self._is_withheld(drawn, error):
-                (self._delays.soon if error.came else self._delays.again)(drawn.statement, context.now())
+                (self._delays.soon if error.arriving_s else self._delays.again)(drawn.statement, context.now())
                 log.debug("not served yet", round=drawn.round, stage=drawn.stage, blobs=str(error))
                 return
             outcome, finding, reasons = Outcome(), Finding.WITHHELD, (f"nobody gives {error}",)
-        except Unknown as error:
+        except Undecidable as error:
             log.info("cannot be checked here", round=drawn.round, stage=drawn.stage, reason=str(error))
             self._delays.never(drawn.statement)
             return
@@ -272,13 +272,15 @@ class Judge:
             verdicts_topic(context.run), wire.encode(wire.VerdictMessage(verdict.data, verdict.signature))
         )
 
-    def _is_withheld(self, drawn: Drawn, absent: Absent) -> bool:
+    def _is_withheld(self, drawn: Drawn, absent: MissingInputs) -> bool:
         """Whether that nobody gives these blobs is its maker's fault: it was there and asked again for long enough, by
         us, and still has to serve what it was asked for. Each has its own time: others that came are no fault."""
         now, timeout, view = self._context.now(), self._timing.round_timeout, self._view()
-        found = [self._wanted.setdefault((drawn.statement, blob), Wanted(now - absent.came)) for blob in absent.blobs]
+        found = [
+            self._wanted.setdefault((drawn.statement, blob), Wanted(now - absent.arriving_s)) for blob in absent.blobs
+        ]
         for wanted in found:
-            wanted.in_vain(now, absent.came)
+            wanted.in_vain(now, absent.arriving_s)
         draw = self._draws.rounds.value.get(drawn.round)
         if view is None or draw is None or drawn not in draw.drawn or draw.redrawn:  # what it kept was of another draw
             return False

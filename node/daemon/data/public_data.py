@@ -12,7 +12,7 @@ from dlx.ground.places import expand
 from dlx.ledger.view.run_view import RunView
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
-from dlx.node.runs.fit import differences
+from dlx.node.runs.find import differences
 from dlx.p2p.exchange import BlobExchange
 from dlx.training.data import shards
 from dlx.training.data.shards import DataError, DataManifest, Shard

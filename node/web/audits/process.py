@@ -1,5 +1,8 @@
-"""The process of an audit that the page starts: it reads a line of JSON that says what to look at, writes others that
-say how far it is, and ends when its standard input does."""
+"""The process of an audit that the page starts.
+
+It reads a line of JSON that says what to audit, and writes others that say how far it is. It ends when its standard
+input does.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from typing import Any
 import msgspec
 
 from dlx.ground.errors import DlxError, cause
+from dlx.node.audit.sources.places import Places
 
 STOPPED = 128 + signal.SIGTERM  # its exit status when it was told to end
 _SNAPSHOT_SECONDS = 0.2  # between two that are told
@@ -23,21 +27,27 @@ _NICE = 10  # the machine may be training
 
 
 class Where(msgspec.Struct, frozen=True):
-    """A ledger, and where blobs of its runs lie: folders of the user's own, those that nodes wrote, and more peers."""
+    """A ledger, and where blobs of its runs lie."""
 
     rpc_url: tuple[str, ...]
     ledger: str
     chain_id: int | None = None
-    index: str | None = None  # the folder with the index of events
-    own: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    bootstrap: tuple[str, ...] = ()
+    index: Path | None = None  # the folder with the index of events
+    places: Places = Places()
 
 
 class Task(msgspec.Struct, frozen=True):
     where: Where
-    run: str  # hex
+    run: bytes
     level: int
+
+    def line(self) -> bytes:
+        """What the process is told."""
+        return msgspec.json.encode(self, enc_hook=str) + b"\n"
+
+    @classmethod
+    def of_line(cls, line: str) -> Task:
+        return msgspec.json.decode(line, type=cls, dec_hook=lambda kind, value: kind(value))
 
 
 def main() -> None:
@@ -54,18 +64,17 @@ def main() -> None:
             answers.write(msgspec.json.encode(changes) + b"\n")
             answers.flush()
 
-        audit(msgspec.json.decode(line, type=Task), tell)
+        perform(Task.of_line(line), tell)
 
 
-def audit(task: Task, tell: Callable[[dict[str, Any]], None]) -> None:
+def perform(task: Task, tell: Callable[[dict[str, Any]], None]) -> None:
     """`tell` gets the fields of AuditState that change, the last time with `done`."""
     from dlx.ledger.client import LedgerClient
-    from dlx.node.audit import audit_run
     from dlx.node.audit.report import Report
-    from dlx.node.audit.sources.places import Places
+    from dlx.node.audit.request import AuditRequest, ReplayChoice
+    from dlx.node.audit.run import audit
 
-    where, run = task.where, bytes.fromhex(task.run)
-    report, last = Report(run), 0.0
+    where, report, last = task.where, Report(task.run), 0.0
 
     def show(line: str) -> None:
         nonlocal last
@@ -75,15 +84,9 @@ def audit(task: Task, tell: Callable[[dict[str, Any]], None]) -> None:
 
     error = None
     try:
-        index = None if where.index is None else Path(where.index)
-        client = LedgerClient(where.rpc_url, where.ledger, chain_id=where.chain_id, folder=index)
-        choice = None
-        if task.level == 3:
-            from dlx.node.audit.inner import Choice
-
-            choice = Choice()
-        places = Places(tuple(map(Path, where.own)), tuple(map(Path, where.nodes)), where.bootstrap)
-        audit_run(client, run, places, show, lambda line: None, choice=choice, report=report)
+        client = LedgerClient(where.rpc_url, where.ledger, chain_id=where.chain_id, folder=where.index)
+        request = AuditRequest(task.run, where.places, replay=ReplayChoice() if task.level == 3 else None)
+        audit(client, request, show, report=report)
     except Exception as raised:
         found = cause(raised)
         error = str(found) if isinstance(found, DlxError | OSError) else f"a fault of dlx-node: {found!r}"

@@ -1,4 +1,4 @@
-"""Audits that the page starts: each in a process of its own, one at a time, watched while they look."""
+"""Audits that the page starts: each in a process of its own, one at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dlx.node.home.extras import MissingExtra, require
 from dlx.node.home.ledgers import index_folder
 from dlx.node.web.audits.process import STOPPED, Task, Where
 
-_KEPT = 32  # runs whose last audit is remembered
+_REMEMBERED = 32  # runs whose last audit is remembered
 _STOP_SECONDS = 10.0  # that a process may take to remove what it wrote
 
 
@@ -37,16 +37,8 @@ class AuditState:
 
 def where(settings: Settings, folder: DataDir, places: Places) -> Where:
     """What an audit with these looks at."""
-    index = index_folder(folder)
-    return Where(
-        settings.rpc_url,
-        checksum(bytes.fromhex(settings.ledger[2:])),
-        settings.chain_id,
-        None if index is None else str(index),
-        tuple(map(str, places.own)),
-        tuple(map(str, places.nodes)),
-        places.bootstrap,
-    )
+    ledger = checksum(bytes.fromhex(settings.ledger[2:]))
+    return Where(settings.rpc_url, ledger, settings.chain_id, index_folder(folder), places)
 
 
 class Auditing:
@@ -71,7 +63,7 @@ class Auditing:
         with self._lock:
             if self._running is not None:
                 return False
-            task = msgspec.json.encode(Task(self._where, run.hex(), level)) + b"\n"
+            task = Task(self._where, run, level).line()
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "dlx.node.web.audits.process"],
                 stdin=subprocess.PIPE,
@@ -80,10 +72,10 @@ class Auditing:
                 start_new_session=True,  # a terminal's Ctrl-C is ours alone; it ends with our end of its input
             )
             self._states.pop(run, None)
-            while len(self._states) >= _KEPT:
+            while len(self._states) >= _REMEMBERED:
                 del self._states[next(iter(self._states))]
             self._states[run] = AuditState()
-            thread = threading.Thread(target=self._watch, args=(run, process, task), name="audit", daemon=True)
+            thread = threading.Thread(target=self._follow, args=(run, process, task), name="audit", daemon=True)
             self._running = run, process, thread
             thread.start()
             return True
@@ -109,7 +101,7 @@ class Auditing:
         process.kill()
         thread.join(_STOP_SECONDS)
 
-    def _watch(self, run: bytes, process: subprocess.Popen[bytes], task: bytes) -> None:
+    def _follow(self, run: bytes, process: subprocess.Popen[bytes], task: bytes) -> None:
         last: dict[str, Any] = {}
         with process:
             assert process.stdin is not None and process.stdout is not None

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from dlx.node.checkpoints.evaluations import Evaluation
+from dlx.node.checkpoints.evaluation_store import Evaluation
 from dlx.node.home import formatting
-from dlx.node.web.reading.facts import Facts
+from dlx.node.web.reading.totals import Totals
 
 Axis = Literal["rounds", "tokens", "bytes"]
 AXES: tuple[Axis, ...] = ("rounds", "tokens", "bytes")
@@ -36,15 +36,15 @@ class Chart(NamedTuple):
     data: str
 
 
-def chart(facts: Facts, evaluations: Sequence[Evaluation], axis: Axis) -> Chart | None:
+def chart(totals: Totals, evaluations: Sequence[Evaluation], axis: Axis) -> Chart | None:
     """None where no sealed round has a loss, or the axis is not known."""
-    place = _places(facts, axis)
-    points = [(round, loss) for round, loss in enumerate(facts.losses) if not math.isnan(loss)]
+    place = _places(totals, axis)
+    points = [(round, loss) for round, loss in enumerate(totals.losses) if not math.isnan(loss)]
     if place is None or not points:
         return None
     points = _thinned(points)
-    known = [one for one in evaluations if 0 <= one.version <= facts.rounds]
-    held_out = {max(0.0, place(one.version - 1)): one.loss for one in known}  # where the round that made it lies
+    known = [evaluation for evaluation in evaluations if 0 <= evaluation.version <= totals.rounds]
+    held_out = {max(0.0, place(measured.version - 1)): measured.loss for measured in known}  # where its round lies
     trained = {place(number): loss for number, loss in points}
     shared = sorted({*trained, *held_out})
     left, right, xs = _ticks(0.0, shared[-1] or 1.0, _X_LABELS[axis], least=1)
@@ -61,7 +61,7 @@ def chart(facts: Facts, evaluations: Sequence[Evaluation], axis: Axis) -> Chart 
         path="M" + "L".join(f"{x:g} {y:g}" for x, y in line),
         marks=tuple(at(x, loss) for x, loss in held_out.items()),
         xs=tuple(xs),
-        ys=tuple(Tick(100 - one.at, one.label) for one in ys),
+        ys=tuple(Tick(100 - tick.at, tick.label) for tick in ys),
         newest=line[-1],
         data=json.dumps(columns, separators=(",", ":")),
     )
@@ -83,11 +83,11 @@ _X_LABELS: dict[Axis, Callable[[float], str]] = {
 }
 
 
-def _places(facts: Facts, axis: Axis) -> Callable[[int], float] | None:
+def _places(totals: Totals, axis: Axis) -> Callable[[int], float] | None:
     """Where a round's end lies on the axis; before the first one is 0."""
     if axis == "rounds":
         return float
-    sums = facts.tokens if axis == "tokens" else facts.bytes
+    sums = totals.tokens if axis == "tokens" else totals.bytes
     return (lambda round: float(sums[round]) if round >= 0 else 0.0) if sums else None
 
 
@@ -97,7 +97,7 @@ def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     found = []
     for bucket in range(_BUCKETS):
         some = points[bucket * len(points) // _BUCKETS : (bucket + 1) * len(points) // _BUCKETS]
-        ends = {min(some, key=lambda one: one[1]), max(some, key=lambda one: one[1])}
+        ends = {min(some, key=lambda point: point[1]), max(some, key=lambda point: point[1])}
         found += sorted(ends)
     return found if found[-1] == points[-1] else [*found, points[-1]]
 
@@ -109,10 +109,10 @@ def _ticks(low: float, high: float, label: Callable[[float], str], least: float)
         low, high = low - 0.5, high + 0.5
     rough = (high - low) / _TICKS
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(one * power for one in (1, 2, 2.5, 5, 10) if one * power >= rough * 0.999)
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     step = max(step, least)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     last = max(last, first + 1)
     places = range(first, last + 1)
-    found = [Tick(round(100 * (one - first) / (last - first), 2), label(one * step)) for one in places]
+    found = [Tick(round(100 * (place - first) / (last - first), 2), label(place * step)) for place in places]
     return first * step, last * step, found

@@ -24,10 +24,10 @@ class Coverage:
         match event:
             case Joined(account=account, replica=replica, stage=stage):
                 self._leave(account)
-                self._sit(account, replica, stage)
+                self._take(account, replica, stage)
             case Moved(account=account, to_replica=replica, stage=stage):
                 self._leave(account)
-                self._sit(account, replica, stage)
+                self._take(account, replica, stage)
             case Dealt(stage=stage, replica=replica, other=other):
                 to = {(replica, stage): (other, stage), (other, stage): (replica, stage)}
                 self._slots = {account: to.get(slot, slot) for account, slot in self._slots.items()}
@@ -42,14 +42,14 @@ class Coverage:
         """The replicas whose slot of the stage was held."""
         return self._at(at)[stage]
 
-    def whole(self, at: Place) -> int:
+    def complete(self, at: Place) -> int:
         """The replicas with a member for every stage."""
         return reduce(and_, self._at(at))
 
     def _at(self, place: Place) -> tuple[int, ...]:
         return self._history[bisect_right(self._places, place) - 1]
 
-    def _sit(self, account: str, replica: int, stage: int) -> None:
+    def _take(self, account: str, replica: int, stage: int) -> None:
         self._slots[account] = replica, stage
         self._held[stage] |= 1 << replica
 

@@ -1,4 +1,4 @@
-"""What the pages show, as plain data: made of index rows, facts and verdicts; no I/O, and no HTML."""
+"""What the pages show, as plain data: made of index rows, totals and verdicts; no I/O, and no HTML."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from dlx.ledger.view.seal_log import taken
 from dlx.node.round.challenges.verdicts import ReportedVerdict
 from dlx.node.runs.find import Member, RunDetails
 from dlx.node.web.reading.coverage import Coverage
-from dlx.node.web.reading.draws import Drawn
-from dlx.node.web.reading.facts import Facts, Seen, Share
+from dlx.node.web.reading.drawn_work import Drawn
+from dlx.node.web.reading.totals import Counted, Share, Totals
 
-MOST_ROWS, MOST_CELLS = 100, 20_000  # of a window
+MAX_ROWS, MAX_CELLS = 100, 20_000  # of a window
 _BUCKETS = 120  # of the strip that shows the whole run
 _WORST = ("honest", "withheld", "false")
 
@@ -49,7 +49,7 @@ class StageCells(NamedTuple):
     cells: tuple[Cell, ...]
     counted: int
     possible: int
-    said: str  # all of it in words
+    summary: str  # all of it in words
 
 
 class GridRow(NamedTuple):
@@ -91,7 +91,7 @@ class MemberLine(NamedTuple):
 
     account: str
     member: Member | None
-    seen: Seen | None
+    work: Counted | None
 
 
 class RecordLine(NamedTuple):
@@ -127,7 +127,7 @@ class SealPage(NamedTuple):
 
 def window(total: int, slots: int, wanted: int | None) -> Window:
     """The rounds to show of a run: from `wanted` on, or the newest. `slots`: stages x replicas."""
-    size = max(5, min(MOST_ROWS, MOST_CELLS // max(1, slots)))
+    size = max(5, min(MAX_ROWS, MAX_CELLS // max(1, slots)))
     first = max(0, total - size) if wanted is None else min(wanted, max(0, total - 1))
     end = min(first + size, total)
     newer = None if end == total else end
@@ -137,24 +137,25 @@ def window(total: int, slots: int, wanted: int | None) -> Window:
 def grid(
     rows: Iterable[SealRow],
     stages: int,
-    facts: Facts,
-    slots: Coverage,
+    totals: Totals,
+    coverage: Coverage,
     opened: Place,
     drawn: Drawn,
     verdicts: Sequence[ReportedVerdict],
 ) -> list[GridRow]:
     """The rounds of `rows`, which come by round and stage, newest first; `opened`: where the first of them opened."""
     findings: dict[tuple[int, int, int], str] = {}
-    for one in verdicts:
-        at, word = (one.report.round, one.report.stage, one.report.replica), one.finding.word
+    for verdict in verdicts:
+        report, word = verdict.report, verdict.finding.word
+        at = report.round, report.stage, report.replica
         findings[at] = max(findings.get(at, word), word, key=_WORST.index)
-    columns = replica_columns(rows := list(rows), stages, slots)
+    columns = replica_columns(rows := list(rows), stages, coverage)
     found = []
     for number, group in groupby(rows, key=lambda row: row.round):
         seals = {row.stage: row for row in group}
-        whole, round_drawn = slots.whole(opened), drawn.get(number)
+        complete, round_drawn = coverage.complete(opened), drawn.get(number)
         cells = tuple(
-            _stage(seals[stage], columns[stage], whole, slots, round_drawn, findings) if stage in seals else None
+            _stage(seals[stage], columns[stage], complete, coverage, round_drawn, findings) if stage in seals else None
             for stage in range(stages)
         )
         last = seals.get(stages - 1)
@@ -163,7 +164,7 @@ def grid(
                 number=number,
                 time=max(row.time for row in seals.values()),
                 loss=last.loss / MICRO if last and last.counted else None,
-                tokens=facts.tokens[number] if number < facts.rounds else 0,
+                tokens=totals.tokens[number] if number < totals.rounds else 0,
                 inner_steps=next((row.inner_steps for row in seals.values() if row.counted), None),
                 sealed=len(seals) == stages,
                 draw_known=round_drawn is not None,
@@ -174,29 +175,32 @@ def grid(
     return found[::-1]
 
 
-def replica_columns(rows: Sequence[SealRow], stages: int, slots: Coverage) -> list[int]:
+def replica_columns(rows: Sequence[SealRow], stages: int, coverage: Coverage) -> list[int]:
     """How many replicas each stage has in these rounds: up to the highest that was held or counted."""
     columns = [0] * stages
     for row in rows:
-        held = slots.held(row.stage, (row.block, row.log_index)).bit_length()
+        held = coverage.held(row.stage, (row.block, row.log_index)).bit_length()
         columns[row.stage] = max(columns[row.stage], held, 1 + max(taken(row.outline), default=-1))
     return columns
 
 
-def strip(facts: Facts) -> list[Bucket]:
+def strip(totals: Totals) -> list[Bucket]:
     """The sealed rounds in a row of equal parts."""
-    count = min(_BUCKETS, facts.rounds)
-    ends = [number * facts.rounds // count for number in range(count + 1)] if count else [0]
-    return [Bucket(first, end, facts.share(first, end).part) for first, end in pairwise(ends)]
+    count = min(_BUCKETS, totals.rounds)
+    ends = [number * totals.rounds // count for number in range(count + 1)] if count else [0]
+    return [Bucket(first, end, totals.share(first, end).part) for first, end in pairwise(ends)]
 
 
-def member_lines(details: RunDetails, seen: Mapping[str, Seen]) -> list[MemberLine]:
+def member_lines(details: RunDetails, counted: Mapping[str, Counted]) -> list[MemberLine]:
     """Who holds a slot, by replica and stage, then who did, those counted last first."""
-    held_by = {member.account for member in details.members}
-    former = sorted((one for one in seen.items() if one[0] not in held_by), key=lambda one: -one[1].round)
+    present = {member.account for member in details.members}
+    former = sorted(
+        ((account, work) for account, work in counted.items() if account not in present),
+        key=lambda pair: -pair[1].round,
+    )
     return [
-        *(MemberLine(member.account, member, seen.get(member.account)) for member in details.members),
-        *(MemberLine(account, None, one) for account, one in former),
+        *(MemberLine(member.account, member, counted.get(member.account)) for member in details.members),
+        *(MemberLine(account, None, work) for account, work in former),
     ]
 
 
@@ -210,9 +214,9 @@ def seal_page(
     """`weights`: the hashes of weights and momentum after the seal, which an empty one does not name."""
     outcome, plan = sealed.outcome, sealed.outcome.plan
     of_statement: dict[bytes, list[ReportedVerdict]] = defaultdict(list)
-    for one in verdicts:
-        of_statement[one.report.statement].append(one)
-    convicted = {one.statement for one in convictions}
+    for verdict in verdicts:
+        of_statement[verdict.report.statement].append(verdict)
+    convicted = {conviction.statement for conviction in convictions}
     return SealPage(
         stage=sealed.stage,
         digest=sealed.digest.hex(),
@@ -254,13 +258,13 @@ def percent(share: Share) -> str:
 def _stage(
     seal: SealRow,
     columns: int,
-    whole: int,
-    slots: Coverage,
+    complete: int,
+    coverage: Coverage,
     drawn: frozenset[int] | None,
     findings: Mapping[tuple[int, int, int], str],
 ) -> StageCells:
     place = seal.block, seal.log_index
-    could, held, did = whole & slots.whole(place), slots.held(seal.stage, place), taken(seal.outline)
+    could, held, did = complete & coverage.complete(place), coverage.held(seal.stage, place), taken(seal.outline)
     cells = []
     for replica in range(columns):
         steps, bit = did.get(replica), 1 << replica
@@ -273,10 +277,10 @@ def _stage(
         in_draw = steps is not None and drawn is not None and replica in drawn
         cells.append(Cell(kind, in_draw or finding != "", finding))  # who judges has seen the draw
     possible = (could | sum(1 << replica for replica in did)).bit_count()
-    return StageCells(tuple(cells), seal.counted, possible, _said(seal, cells, did, possible))
+    return StageCells(tuple(cells), seal.counted, possible, _summary(seal, cells, did, possible))
 
 
-def _said(seal: SealRow, cells: Sequence[Cell], did: Mapping[int, int], possible: int) -> str:
+def _summary(seal: SealRow, cells: Sequence[Cell], did: Mapping[int, int], possible: int) -> str:
     found = [f"{seal.counted} of {possible} counted" if seal.counted else "empty seal"]
     late = [str(replica) for replica, cell in enumerate(cells) if cell.kind == "late"]
     if late:

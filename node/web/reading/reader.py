@@ -21,8 +21,8 @@ from dlx.ledger.index.event_index import EventIndex, Head
 from dlx.ledger.index.log_reader import Unsettled
 from dlx.ledger.index.rebuild import RunReplay
 from dlx.ledger.view.run_view import RunView
-from dlx.node.checkpoints import evaluations
-from dlx.node.checkpoints.evaluations import Evaluation
+from dlx.node.checkpoints import evaluation_store
+from dlx.node.checkpoints.evaluation_store import Evaluation
 from dlx.node.home.errors import Failure
 from dlx.node.round.challenges.verdicts import ReportedVerdict
 from dlx.node.runs import find
@@ -30,10 +30,9 @@ from dlx.node.runs.find import RunDetails, RunSummary, UnreadableRun
 from dlx.node.web.reading import page
 from dlx.node.web.reading.chart import AXES, Axis, Chart, chart
 from dlx.node.web.reading.coverage import Coverage
-from dlx.node.web.reading.draws import Drawn, Draws
-from dlx.node.web.reading.facts import Facts, PayloadSize, Share
+from dlx.node.web.reading.drawn_work import Drawn, Draws, Verdicts
 from dlx.node.web.reading.page import Bucket, GridRow, MemberLine, SealPage, Window
-from dlx.node.web.reading.verdicts import Heard
+from dlx.node.web.reading.totals import PayloadSize, Share, Totals
 from dlx.training import codecs
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.recipe.manifest import Manifest
@@ -49,7 +48,7 @@ _FORMER = 50  # members that hold no slot any more
 _VERSIONS = 10
 
 
-class Source(NamedTuple):
+class Origin(NamedTuple):
     """Whose word a page is, and of when."""
 
     chain_id: int
@@ -66,7 +65,7 @@ class RunLine(NamedTuple):
 
 
 class RunsPage(NamedTuple):
-    source: Source
+    source: Origin
     lines: list[RunLine]  # newest first
     unreadable: list[UnreadableRun]
     total: int
@@ -82,7 +81,7 @@ class VersionLine(NamedTuple):
 
 
 class RunPage(NamedTuple):
-    source: Source
+    source: Origin
     details: RunDetails
     axis: Axis
     axes: tuple[Axis, ...]  # that there are numbers for
@@ -104,7 +103,7 @@ class RunPage(NamedTuple):
 
 
 class RoundPage(NamedTuple):
-    source: Source
+    source: Origin
     summary: RunSummary
     number: int
     newest: int
@@ -114,7 +113,7 @@ class RoundPage(NamedTuple):
 
 
 class VersionPage(NamedTuple):
-    source: Source
+    source: Origin
     summary: RunSummary
     version: VersionLine
     newest: int
@@ -158,14 +157,14 @@ class _Run:
         if reorg or found is not None:
             self.manifest = found or self.manifest
             self._begin()
-        for event in self._index.deeds(self.view.run, self.slots.after):
-            self.slots.apply(event)
-        self.facts.advance(self._index, self.slots)
+        for event in self._index.deeds(self.view.run, self.coverage.after):
+            self.coverage.apply(event)
+        self.totals.advance(self._index, self.coverage)
 
     def _begin(self) -> None:
         stages = self.view.config.stages
-        self.slots = Coverage(stages)
-        self.facts = Facts(self.view.run, stages, _payload_size(self.manifest))
+        self.coverage = Coverage(stages)
+        self.totals = Totals(self.view.run, stages, _payload_size(self.manifest))
 
     def _replay_on(self) -> bool:
         for left in reversed(range(_TRIES)):
@@ -181,7 +180,7 @@ class Reader:
     """Its methods block, and may be called from any thread."""
 
     def __init__(self, client: LedgerClient, folders: Sequence[Path], reach: str) -> None:
-        """`folders`: where blobs lie, and beside them what nodes have heard. `reach`: see Source."""
+        """`folders`: where blobs lie, and beside them the verdicts that nodes have. `reach`: see Origin."""
         self.client, self.folders, self._reach = client, tuple(folders), reach
         self._lock = threading.RLock()
         self._rpc = client.rpc.with_patience(_PATIENCE)
@@ -189,7 +188,7 @@ class Reader:
         self._synced = 0.0
         self._silence: str | None = None
         self._runs: OrderedDict[bytes, _Run] = OrderedDict()
-        self._draws, self._heard = Draws(client), Heard(folders, client.domain)
+        self._draws, self._verdicts = Draws(client), Verdicts(folders, client.domain)
 
     def close(self) -> None:
         with self._lock:
@@ -212,14 +211,14 @@ class Reader:
 
     def sealed(self, run: bytes) -> list[int]:
         """How many rounds each stage of a run has sealed. Raises NotThere."""
-        with self._open(run) as one:
-            view = one.view
+        with self._open(run) as opened:
+            view = opened.view
             return [view.next_round(stage) for stage in range(view.config.stages)]
 
-    def summary(self, run: bytes) -> tuple[Source, RunSummary]:
+    def summary(self, run: bytes) -> tuple[Origin, RunSummary]:
         """Raises NotThere."""
-        with self._open(run) as one:
-            return self._source(), find.summary(one.view, self.folders)
+        with self._open(run) as opened:
+            return self._source(), find.summary(opened.view, self.folders)
 
     def resolve(self, given: str) -> bytes:
         """Raises NotThere for what is no run of the ledger."""
@@ -246,50 +245,50 @@ class Reader:
     ) -> RunPage:
         """The run with a window of its rounds: from `first` on, or the newest. `every`: all of them from that round on,
         as a file has them. Raises NotThere."""
-        with self._open(run) as one:
-            view, facts = one.view, one.facts
+        with self._open(run) as opened:
+            view, totals = opened.view, opened.totals
             details, stages = find.show_run(view, self.folders), view.config.stages
             total = max(view.next_round(stage) for stage in range(stages))
             window = page.window(total, stages * view.config.max_replicas, first)
             if every is not None:
                 window = Window(every, total, total, total, None, None)
-            shown = self._shown(one, range(window.first, window.end), whole=every is not None)
-            measured = evaluations.read(self.folders, run)
-            lines = page.member_lines(details, facts.members())
-            most = len(details.members) + _FORMER
-            words = [one.finding.word for one in shown.verdicts]
+            shown = self._shown(opened, range(window.first, window.end), whole=every is not None)
+            measured = evaluation_store.read(self.folders, run)
+            lines = page.member_lines(details, totals.members())
+            limit = len(details.members) + _FORMER
+            words = [verdict.finding.word for verdict in shown.verdicts]
             return RunPage(
                 source=self._source(),
                 details=details,
                 axis=axis,
-                axes=tuple(axis for axis in AXES if axis != "bytes" or facts.bytes),
-                chart=chart(facts, measured, axis),
-                loss=_last_loss(facts),
-                tokens=facts.tokens[-1] if facts.tokens else 0,
-                bytes=int(facts.bytes[-1]) if facts.bytes else None,
-                share=facts.share(),
-                shown_share=facts.share(window.first, window.end),
-                strip=page.strip(facts),
+                axes=tuple(axis for axis in AXES if axis != "bytes" or totals.bytes),
+                chart=chart(totals, measured, axis),
+                loss=_last_loss(totals),
+                tokens=totals.tokens[-1] if totals.tokens else 0,
+                bytes=int(totals.bytes[-1]) if totals.bytes else None,
+                share=totals.share(),
+                shown_share=totals.share(window.first, window.end),
+                strip=page.strip(totals),
                 window=window,
                 rows=shown.rows,
                 findings={word: words.count(word) for word in dict.fromkeys(words)},
-                has_manifest=one.manifest is not None,
-                members=lines[:most],
-                unlisted=max(0, len(lines) - most),
-                versions=self._versions(one, measured),
+                has_manifest=opened.manifest is not None,
+                members=lines[:limit],
+                unlisted=max(0, len(lines) - limit),
+                versions=self._versions(opened, measured),
                 convictions=list(view.convictions),
             )
 
     def round_page(self, run: bytes, number: int) -> RoundPage:
         """Raises NotThere."""
-        with self._open(run) as one:
-            view = one.view
+        with self._open(run) as opened:
+            view = opened.view
             stages = range(view.config.stages)
             newest = max(map(view.next_round, stages)) - 1
             if not 0 <= number <= newest:
                 raise NotThere(f"no stage has sealed round {number} yet")
-            shown = self._shown(one, range(number, number + 1))
-            convictions = [one for one in view.convictions if one.round == number]
+            shown = self._shown(opened, range(number, number + 1))
+            convictions = [conviction for conviction in view.convictions if conviction.round == number]
             return RoundPage(
                 source=self._source(),
                 summary=find.summary(view, self.folders),
@@ -309,12 +308,12 @@ class Reader:
 
     def version_page(self, run: bytes, number: int) -> VersionPage:
         """Raises NotThere."""
-        with self._open(run) as one:
-            view = one.view
+        with self._open(run) as opened:
+            view = opened.view
             newest = min(map(view.next_round, range(view.config.stages)))
             if not 0 <= number <= newest:
                 raise NotThere(f"there is no version {number} yet: all stages have sealed {newest} rounds")
-            measured = {one.version: one for one in evaluations.read(self.folders, run)}
+            measured = {evaluation.version: evaluation for evaluation in evaluation_store.read(self.folders, run)}
             hashes = [view.weights(stage, number).hex() for stage in range(view.config.stages)]
             files = [self._blob(name) for name in hashes]
             here = tuple(path is not None for path in files)
@@ -325,30 +324,32 @@ class Reader:
                 newest=newest,
                 files=files,
                 checkpoints=[
-                    one for one in find.show_run(view, self.folders).checkpoints if one.version == number
+                    checkpoint
+                    for checkpoint in find.show_run(view, self.folders).checkpoints
+                    if checkpoint.version == number
                 ],
             )  # fmt: skip
 
     def _line_of(self, run: bytes) -> RunLine:
-        with self._open(run) as one:
-            return RunLine(find.summary(one.view, self.folders), one.facts.share(), _last_loss(one.facts))
+        with self._open(run) as opened:
+            return RunLine(find.summary(opened.view, self.folders), opened.totals.share(), _last_loss(opened.totals))
 
-    def _shown(self, one: _Run, rounds: range, whole: bool = False) -> _Shown:
+    def _shown(self, opened: _Run, rounds: range, whole: bool = False) -> _Shown:
         """Of these rounds. `whole`: for a file, which cannot be asked again."""
-        view, index = one.view, self._index
+        view, index = opened.view, self._index
         seals = takewhile(lambda row: row.round < rounds.stop, seal_rows.read(index, view.run, rounds.start))
-        verdicts = self._heard.about(view.run, rounds, whole)
+        verdicts = self._verdicts.about(view.run, rounds, whole)
         drawn: Drawn = {}
-        if one.manifest is not None and (head := index.tip) is not None:
+        if opened.manifest is not None and (head := index.tip) is not None:
             seconds = _FILE_SECONDS if whole else _DRAW_SECONDS
-            drawn = self._draws.of(view, one.manifest, reversed(rounds), head, seconds)
-        opened = one.facts.opened_before(index, rounds.start)
-        found = page.grid(seals, view.config.stages, one.facts, one.slots, opened, drawn, verdicts)
+            drawn = self._draws.of(view, opened.manifest, reversed(rounds), head, seconds)
+        start = opened.totals.opened_before(index, rounds.start)
+        found = page.grid(seals, view.config.stages, opened.totals, opened.coverage, start, drawn, verdicts)
         return _Shown(found, verdicts, drawn)
 
-    def _versions(self, one: _Run, measured: Sequence[Evaluation]) -> list[VersionLine]:
+    def _versions(self, opened: _Run, measured: Sequence[Evaluation]) -> list[VersionLine]:
         """The newest, those that were measured or published, and the genesis; newest first."""
-        view, losses = one.view, {each.version: each for each in measured}
+        view, losses = opened.view, {each.version: each for each in measured}
         newest = min(map(view.next_round, range(view.config.stages)))
         published = {checkpoint.round for checkpoint in view.checkpoints}
         special = sorted((number for number in published | {*losses} if number <= newest), reverse=True)[:_VERSIONS]
@@ -362,9 +363,9 @@ class Reader:
     def _blob(self, name: str) -> Path | None:
         return next((path for folder in self.folders if (path := folder / name).is_file()), None)
 
-    def _source(self) -> Source:
+    def _source(self) -> Origin:
         domain = self._index.domain
-        return Source(domain.chain_id, domain.ledger, self._reach, self._index.tip, self._silence)
+        return Origin(domain.chain_id, domain.ledger, self._reach, self._index.tip, self._silence)
 
     def _sync(self) -> None:
         """What the chain node does not give leaves the pages as they are, with a word about it."""
@@ -382,16 +383,16 @@ class Reader:
         """The run as the index has it now. Raises NotThere."""
         with self._lock:
             self._sync()
-            one = self._runs.pop(run, None) or _Run(self._index, run, self.folders)
-            one.advance()
-            self._runs[run] = one
+            opened = self._runs.pop(run, None) or _Run(self._index, run, self.folders)
+            opened.advance()
+            self._runs[run] = opened
             while len(self._runs) > _OPEN_RUNS:
                 self._runs.popitem(last=False)
-            yield one
+            yield opened
 
 
-def _last_loss(facts: Facts) -> float | None:
-    return next((loss for loss in reversed(facts.losses) if not math.isnan(loss)), None)
+def _last_loss(totals: Totals) -> float | None:
+    return next((loss for loss in reversed(totals.losses) if not math.isnan(loss)), None)
 
 
 def _payload_size(manifest: Manifest | None) -> PayloadSize | None:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import eth_abi
@@ -40,9 +39,11 @@ from dlx.ledger.typed import (
     conviction_entries,
 )
 from dlx.ledger.typed import Plan as LedgerPlan
-from dlx.node.audit import Check, Folder, Report, Training, audit
-from dlx.node.audit.data import audit_data
-from dlx.node.audit.sources.blobs import Blobs
+from dlx.node.audit.manifest import audit_data
+from dlx.node.audit.report import Check, Report, Training
+from dlx.node.audit.request import AuditRequest
+from dlx.node.audit.run import audit_from
+from dlx.node.audit.sources.blobs import Blobs, Folder
 from dlx.node.home.errors import Failure
 from dlx.node.runs.find import view_of
 from dlx.node.runs.history import history as summary
@@ -51,6 +52,7 @@ from dlx.training.inner.states import unused
 from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
 from dlx.training.recipe.recipe import Adaptive, BlobRef, Codec, Outer, Plan
+from tests.blob_folders import copied, flip
 from tests.history_builder import History, Mischief, Network
 
 pytest_plugins = ["tests.history_builder"]
@@ -58,7 +60,7 @@ pytest_plugins = ["tests.history_builder"]
 
 @pytest.fixture
 def folder(honest_history: History, tmp_path: Path) -> Path:
-    return _copy(honest_history, tmp_path / "blobs")
+    return copied(honest_history, tmp_path / "blobs")
 
 
 @pytest.fixture
@@ -66,12 +68,15 @@ def run_audit(tmp_path: Path) -> Callable[..., Report]:
     """`run_audit(history, own=[...], peers=[...], client=None)`: folders of the auditor and of others."""
 
     def go(
-        history: History, own: list[Path] | None = None, peers: list[Path] | None = None, client: Any = None
+        history: History,
+        own: list[Path] | None = None,
+        peers: list[Path] | None = None,
+        client: LedgerClient | None = None,
     ) -> Report:
         sources = [Folder(path, own=True) for path in own or []] + [Folder(path, own=False) for path in peers or []]
         work = tmp_path / "work"
         work.mkdir()
-        report = audit(client or history.client(), history.run, sources, work)
+        report = audit_from(sources, work, client or history.client(), AuditRequest(history.run))
         # Disk stays bounded: the newest version of each stage with its momentum, and the manifest.
         assert len(list(work.iterdir())) <= 2 * 2 + 1
         json.dumps(report.json())
@@ -104,7 +109,7 @@ def test_an_honest_history_passes_every_check(
     report = run_audit(honest_history, own=[folder])
     assert _words(report) == "PASS", report.text()
     assert {check.check for check in made} == {
-        *("bytecode", "run id", "events", "seal", "quorum", "contributions", "stored digest", "record"),
+        *("bytecode", "run id", "events", "seal", "quorum", "contributions", "stored digest", "completeness"),
         *(
             "manifest",
             "genesis",
@@ -136,7 +141,7 @@ def test_an_empty_round_and_other_outer_rules_pass(
 ) -> None:
     history = history_network.run("plain", outer=Outer(), empty={(1, 1)})
     assert history.versions[1, 1] == history.versions[1, 2] != history.versions[1, 3]
-    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     assert _words(report) == "PASS", report.text()
 
 
@@ -147,7 +152,7 @@ def test_a_payload_changed_in_the_auditors_folder_fails(
     honest_history: History, folder: Path, run_audit: Callable[..., Report], made: list[Check]
 ) -> None:
     digest = honest_history.payloads[1, 1][0]
-    _flip(folder, digest)
+    flip(folder, digest)
     report = run_audit(honest_history, own=[folder])
     assert _failures(report) == {("own blobs", None, None, digest.hex())}
     assert [(c.check, c.round, c.stage) for c in report.checks if c.verdict == "WARN"] == [("payload", 1, 1)]
@@ -159,10 +164,10 @@ def test_a_payload_changed_in_the_auditors_folder_fails(
 def test_wrong_bytes_from_all_peers_are_a_payload_that_is_gone(
     honest_history: History, folder: Path, tmp_path: Path, run_audit: Callable[..., Report]
 ) -> None:
-    other = _copy(honest_history, tmp_path / "other")
+    other = copied(honest_history, tmp_path / "other")
     digest = honest_history.payloads[0, 2][1]
     for copy in (folder, other):
-        _flip(copy, digest)
+        flip(copy, digest)
     report = run_audit(honest_history, peers=[folder, other])
     (gone,) = [c for c in report.checks if c.verdict == "WARN"]
     assert not report.failed and (gone.check, gone.round, gone.stage, gone.hash) == ("payload", 2, 0, digest.hex())
@@ -172,9 +177,9 @@ def test_wrong_bytes_from_all_peers_are_a_payload_that_is_gone(
 def test_wrong_bytes_from_one_peer_never_fail_while_a_good_copy_exists(
     honest_history: History, folder: Path, tmp_path: Path, run_audit: Callable[..., Report]
 ) -> None:
-    bad = _copy(honest_history, tmp_path / "bad")
+    bad = copied(honest_history, tmp_path / "bad")
     digest = honest_history.payloads[0, 0][0]
-    _flip(bad, digest)
+    flip(bad, digest)
     report = run_audit(honest_history, peers=[bad, folder])
     assert _words(report) == "PASS"
     assert any(digest.hex() in note and str(bad) in note for note in report.notes)
@@ -183,9 +188,9 @@ def test_wrong_bytes_from_one_peer_never_fail_while_a_good_copy_exists(
 def test_a_wrong_blob_in_the_auditors_folder_fails_even_when_another_folder_has_it_right(
     honest_history: History, folder: Path, tmp_path: Path, run_audit: Callable[..., Report]
 ) -> None:
-    bad = _copy(honest_history, tmp_path / "bad")
+    bad = copied(honest_history, tmp_path / "bad")
     digest = honest_history.payloads[0, 0][0]
-    _flip(bad, digest)
+    flip(bad, digest)
     report = run_audit(honest_history, own=[folder, bad])
     assert _failures(report) == {("own blobs", None, None, digest.hex())}
 
@@ -199,7 +204,7 @@ def test_whatever_peers_give_nothing_fails(
         "genesis": honest_history.versions[0, 0],
         "statement": honest_history.statements[0, 1][0],
     }[blob]
-    _flip(folder, digest)
+    flip(folder, digest)
     report = run_audit(honest_history, peers=[folder])
     assert _words(report) == "WARN"
     assert digest.hex() in {c.hash for c in report.checks if c.verdict == "WARN"}
@@ -270,7 +275,7 @@ def test_what_is_no_file_holds_nothing_up(
 ) -> None:
     digest = honest_history.payloads[1, 1][0]
     path = folder / digest.hex()
-    good = _copy(honest_history, tmp_path / "good")
+    good = copied(honest_history, tmp_path / "good")
     path.unlink()
     _put_in_place(path, kind)
     report = run_audit(honest_history, **({"own": [folder], "peers": [good]} if own else {"peers": [folder, good]}))
@@ -319,7 +324,7 @@ def test_a_folder_is_never_listed(
         monkeypatch.setattr(os, name, refuse)
     sources, work = [Folder(folder, own=True)], folder.parent / "work"
     work.mkdir()
-    assert _words(audit(honest_history.client(), honest_history.run, sources, work)) == "PASS"
+    assert _words(audit_from(sources, work, honest_history.client(), AuditRequest(honest_history.run))) == "PASS"
 
 
 # The data.
@@ -348,16 +353,17 @@ def test_data_that_is_gone_or_wrong_is_named(
         ({}, "data manifest", "it has "),
     ],
 )
-def test_data_that_contradicts_its_manifest_fails(tmp_path: Path, change: dict[str, Any], check: str, why: str) -> None:
+def test_data_that_contradicts_its_manifest_fails(
+    honest_history: History, tmp_path: Path, change: dict[str, Any], check: str, why: str
+) -> None:
     ids = np.array([1, 2, 300, 4], np.uint16).tobytes()
     shard = Shard(write_blob(tmp_path, [ids]).hex(), len(ids), 4)
     tokenizer = BlobRef(write_blob(tmp_path, [b"{}"]).hex(), 2)
     made = DataManifest([shard], [], tokenizer, 400, 0, "uint16")
     content = canonical_bytes(msgspec.structs.replace(made, **change))
     named = BlobRef(write_blob(tmp_path, [content]).hex(), len(content) + (not change))
-    manifest: Any = SimpleNamespace(
-        data=SimpleNamespace(manifest=named), model=SimpleNamespace(config={"vocab_size": 256})
-    )
+    honest = honest_history.manifest
+    manifest = msgspec.structs.replace(honest, data=msgspec.structs.replace(honest.data, manifest=named))
     (tmp_path / "work").mkdir()
     report = Report(bytes(32))
     audit_data(report, manifest, Blobs([Folder(tmp_path, True)], tmp_path / "work"), lambda line: None)
@@ -385,7 +391,7 @@ def test_a_sealed_hash_that_the_payloads_do_not_give_fails(
         return replace(made, weights=name, weights_root=file_root(history_network.blobs / name.hex()))
 
     collusion = history_network.run("collusion", Mischief(outcome=shift))
-    report = run_audit(collusion, own=[_copy(collusion, tmp_path / "blobs")])
+    report = run_audit(collusion, own=[copied(collusion, tmp_path / "blobs")])
     sealed = collusion.versions[0, 2].hex()
     assert _failures(report) == {("replay", 1, 0, sealed)}
     (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
@@ -402,7 +408,7 @@ def test_what_a_seal_says_beside_the_weights_is_recomputed_too(
         return replace(made, **{field: b"L" * 32}) if (stage, round) == (1, 2) else made
 
     history = history_network.run(f"other-{field}".replace("_", "-"), Mischief(outcome=lie))
-    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
     assert (failure.check, failure.stage, failure.round) == ("replay", 1, 2)
     assert field.split("_")[0] in failure.detail and (b"L" * 32).hex() in failure.detail
@@ -421,7 +427,7 @@ def test_a_statement_that_says_another_payload_fails(
         return replace(one, **{field: value}) if (one.stage, one.round, one.replica) == (0, 1, 1) else one
 
     history = history_network.run(f"another-{field}".replace("_", "-"), Mischief(statement=lie))
-    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     assert _failures(report) == {("payload", 1, 0, history.payloads[0, 1][1].hex())}
     replay = {(c.stage, c.round): c.verdict for c in made if c.check == "replay"}
     assert set(replay.values()) == {"PASS"}, "what the payloads give is known all the same"
@@ -458,7 +464,7 @@ def test_a_statement_that_its_plan_does_not_give_fails(
         return replace(statement, **changes) if (statement.stage, statement.round) == (1, 0) else statement
 
     history = history_network.run(f"states-{min(changes)}", Mischief(statement=lie))
-    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     failures = [c for c in report.checks if c.verdict == "FAIL" and c.check != "continuity"]
     assert {(c.check, c.stage, c.round) for c in failures} == {("base and plan", 1, 0)}
     assert all(why in c.detail for c in failures)
@@ -468,20 +474,20 @@ def test_payloads_that_come_twice_are_named(
     history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
 ) -> None:
     payloads: dict[tuple[int, int, int], Contribution] = {}
-    copied = {(0, 1, 1): (0, 1, 0), (1, 2, 0): (1, 1, 1), (1, 2, 1): (1, 0, 1)}  # a mate's, its stale one, its own
+    repeated = {(0, 1, 1): (0, 1, 0), (1, 2, 0): (1, 1, 1), (1, 2, 1): (1, 0, 1)}  # a mate's, its stale one, its own
 
     def copy(one: Contribution) -> Contribution:
         at = one.stage, one.round, one.replica
-        if at in copied:
-            other = payloads[copied[at]]
+        if at in repeated:
+            other = payloads[repeated[at]]
             one = replace(one, payload=other.payload, payload_size=other.payload_size, payload_root=other.payload_root)
         payloads[at] = one
         return one
 
     history = history_network.run("copies", Mischief(statement=copy))
-    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     found = {(c.stage, c.round): c.detail for c in report.checks if c.check == "repeated payload"}
-    assert not report.failed and report.verdict.record == "WARN" and set(found) == {(0, 1), (1, 2)}
+    assert not report.failed and report.verdict.ledger == "WARN" and set(found) == {(0, 1), (1, 2)}
     accounts = {slot: account for account, slot in history.slots.items()}
     assert found[0, 1] == (
         f"two accounts, one payload: {accounts[1, 0]} was counted with that of {accounts[0, 0]} in round 1"
@@ -518,7 +524,7 @@ def test_a_statement_that_does_not_follow_from_the_one_before_fails(
 
     name = f"follows-{min(changes)}-{len(why)}".replace("_", "-")
     history = history_network.run(name, Mischief(statement=lie))
-    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     assert _failures(report) == {("continuity", 1, 1, history.statements[1, 1][0].hex())}
     (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
     assert why in failure.detail
@@ -532,7 +538,7 @@ def test_a_first_statement_that_does_not_begin_with_nothing_fails(
         return replace(one, **{field: JUNK}) if (one.stage, one.round, one.replica) == (0, 0, 1) else one
 
     history = history_network.run(f"begins-{field}".replace("_", "-"), Mischief(statement=lie))
-    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     assert _failures(report) == {("continuity", 0, 0, history.statements[0, 0][1].hex())}
 
 
@@ -547,7 +553,7 @@ def test_a_start_that_has_a_residual_in_it_is_left_to_level_3_and_the_report_say
 
     outer = Outer(lr=0.7, ahead=0.5, policy="mean")
     history = history_network.run("ahead", Mischief(statement=hidden), outer)
-    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     assert _failures(report) == {("continuity", 0, 0, history.statements[0, 0][1].hex())}
     assert [one for one in report.not_established if "rounds that start ahead" in one]
 
@@ -568,7 +574,7 @@ def test_a_state_that_was_lost_begins_with_nothing_and_says_so(
         return replace(one, **nothing, previous=one.previous if one.replica else bytes(32))
 
     history = history_network.run("lost", Mischief(statement=lost))
-    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     assert _words(report) == "PASS", report.text()
 
 
@@ -581,7 +587,7 @@ def test_multipliers_that_the_norms_do_not_give_fail(
 
     clipped = Outer(policy="clip")
     history = history_network.run("weighed", Mischief(multipliers=heavier), outer=clipped)
-    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
     assert (failure.check, failure.stage, failure.round) == ("multipliers", 1, 2)
     assert "its norm a step gives" in failure.detail
@@ -597,7 +603,7 @@ def test_multipliers_where_the_run_has_no_policy_fail(
     history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
 ) -> None:
     history = history_network.run("halved", Mischief(multipliers=lambda s, t, honest: (UNIT, UNIT // 2)))
-    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     assert {(c, t, s) for c, t, s, _ in _failures(report)} == {("terms", t, s) for t in range(3) for s in range(2)}
 
 
@@ -629,7 +635,7 @@ def test_plans_that_move_one_rung_at_the_end_of_a_window_pass(
 ) -> None:
     # Sealed timings of 1 ms for 1 ms of training: the steps have to grow. Stage 1's rank falls alone.
     history = history_network.run("adaptive", _planned({(0, 1): (4, 5), (1, 1): (2, 4)}, kept=UNIT), **_ADAPTIVE)
-    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     assert _words(report) == "PASS", report.text()
     assert report.facts["state"] == "complete", "by its inner steps and by its rounds"
     with history.client().events() as index:
@@ -657,7 +663,7 @@ def test_plans_that_no_rule_gives_fail(
     why: str,
 ) -> None:
     history = history_network.run(f"plan{changes}".translate(_NO_NAME), _planned(changes), **_ADAPTIVE)
-    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
     assert failure.check == "terms" and (failure.round, failure.stage) == where and why in failure.detail
 
@@ -667,7 +673,7 @@ def test_a_round_after_the_runs_last_inner_step_fails(
 ) -> None:
     over = {**_ADAPTIVE, "adaptive": msgspec.structs.replace(_ADAPTIVE["adaptive"], inner_steps=8)}
     history = history_network.run("over", **over)
-    report = run_audit(history, own=[_copy(history, tmp_path / "blobs")])
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     assert {(c, t, s) for c, t, s, _ in _failures(report)} == {("terms", 2, 0), ("terms", 2, 1)}
 
 
@@ -760,7 +766,7 @@ def test_a_missing_seal_fails(
 
     with _doctored(honest_history, without) as client:
         report = run_audit(honest_history, own=[folder], client=client)
-    missing = [c for c in report.checks if (c.check, c.verdict) == ("record", "FAIL")]
+    missing = [c for c in report.checks if (c.check, c.verdict) == ("completeness", "FAIL")]
     assert [(c.stage, c.round) for c in missing][:1] == [(0, round)]
 
 
@@ -793,7 +799,7 @@ def test_foreign_bytecode_fails(
 
 def test_an_unknown_run_is_no_finding_but_a_mistake(honest_history: History, tmp_path: Path) -> None:
     with pytest.raises(Failure, match="knows no run"):
-        audit(honest_history.client(), bytes(32), [], tmp_path)
+        audit_from([], tmp_path, honest_history.client(), AuditRequest(bytes(32)))
 
 
 def test_the_text_names_every_line_that_is_not_pass() -> None:
@@ -802,13 +808,13 @@ def test_the_text_names_every_line_that_is_not_pass() -> None:
     report.add(2, "payload", "WARN", "gone", round=3, stage=1, hash=b"\xab" * 32)
     text = report.text()
     assert f"WARN payload round 3 stage 1 {'ab' * 32}: gone" in text
-    assert text.endswith("verdict: record PASS, outer steps WARN, training: not checked")
+    assert text.endswith("verdict: ledger PASS, outer steps WARN, training: not checked")
     assert report.counts() == {"PASS": 1, "FAIL": 0, "WARN": 1, "SKIP": 0}
 
 
 def test_the_verdict_says_what_was_replayed_of_the_training() -> None:
     report = Report(bytes(32))
-    assert str(report.verdict) == "record not checked, outer steps not checked, training: not checked"
+    assert str(report.verdict) == "ledger not checked, outer steps not checked, training: not checked"
     report.training = Training(chosen=0)
     assert report.verdict.training == "nothing replayed", (
         "which is more than not to have looked, and less than a number"
@@ -859,26 +865,13 @@ def test_a_report_stays_small_however_much_is_wrong() -> None:
 
 def _words(report: Report) -> str:
     """The worst of both levels, neither of which was left out."""
-    parts = report.verdict.record, report.verdict.outer_steps
+    parts = report.verdict.ledger, report.verdict.outer_steps
     assert report.verdict.training == "not checked"
     return "FAIL" if "FAIL" in parts else "WARN" if "WARN" in parts else "PASS" if parts == ("PASS", "PASS") else "?"
 
 
 def _failures(report: Report) -> set[tuple[str, int | None, int | None, str | None]]:
     return {(c.check, c.round, c.stage, c.hash) for c in report.checks if c.verdict == "FAIL"}
-
-
-def _copy(history: History, folder: Path) -> Path:
-    shutil.copytree(history.blobs, folder)
-    return folder
-
-
-def _flip(folder: Path, digest: bytes) -> None:
-    """One bit of the blob."""
-    path = folder / digest.hex()
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def _nudged(blobs: Path, shapes: weights.Shapes, digest: bytes) -> bytes:
@@ -959,5 +952,6 @@ def _proxy(upstream: str, change: Callable[[str, list[Any], Any], Any]) -> Itera
 
 def test_progress_is_told(honest_history: History, folder: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    audit(honest_history.client(), honest_history.run, [Folder(folder, True)], tmp_path, lines.append)
+    request = AuditRequest(honest_history.run)
+    audit_from([Folder(folder, True)], tmp_path, honest_history.client(), request, lines.append)
     assert any("] 67% replay: round 2, stage 1, of 3 rounds" in line for line in lines)

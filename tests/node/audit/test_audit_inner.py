@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from dlx.node.audit import Folder, Report, Training, audit
-from dlx.node.audit.inner import Choice, Found, _count
+from dlx.node.audit.inner import Replayed, _count
+from dlx.node.audit.report import Report, Training
+from dlx.node.audit.request import AuditRequest, ReplayChoice
+from dlx.node.audit.run import audit_from
+from dlx.node.audit.sources.blobs import Folder
 from dlx.node.audit.watch import _line
 from dlx.node.round.challenges.draw import Drawn
 from dlx.node.round.challenges.verdicts import Finding
@@ -17,8 +20,8 @@ from tests.history_builder import History, Network
 
 pytest_plugins = ["tests.history_builder"]
 
-HONEST, DISPUTED = Found(Finding.HONEST), Found(Finding.HONEST, disputed=True)
-FALSE, WITHHELD, UNKNOWN = Found(Finding.FALSE), Found(Finding.WITHHELD), Found(None)
+HONEST, DISPUTED = Replayed(Finding.HONEST), Replayed(Finding.HONEST, disputed=True)
+FALSE, WITHHELD, UNKNOWN = Replayed(Finding.FALSE), Replayed(Finding.WITHHELD), Replayed(None)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +36,7 @@ FALSE, WITHHELD, UNKNOWN = Found(Finding.FALSE), Found(Finding.WITHHELD), Found(
         (UNKNOWN, False, "SKIP"),
     ],
 )
-def test_each_finding_has_its_verdict(found: Found, convicted: bool, verdict: str) -> None:
+def test_each_finding_has_its_verdict(found: Replayed, convicted: bool, verdict: str) -> None:
     assert found.verdict(convicted) == verdict
 
 
@@ -47,7 +50,7 @@ def test_each_finding_has_its_verdict(found: Found, convicted: bool, verdict: st
         ([WITHHELD, FALSE], "false", 1),
     ],
 )
-def test_a_replica_round_is_what_the_worst_of_its_stages_is(stages: list[Found], word: str, segments: int) -> None:
+def test_a_replica_round_is_what_the_worst_of_its_stages_is(stages: list[Replayed], word: str, segments: int) -> None:
     training = Training(total=4, segments=32, drawn=1, chosen=1)
     _count(training, [(_drawn(stage), found) for stage, found in enumerate(stages)])
     assert (getattr(training, word), training.replayed, training.replayed_segments) == (1, segments, segments)
@@ -75,7 +78,7 @@ def test_what_is_not_drawn_or_not_served_is_not_established(history_network: Net
 
 def test_what_can_replay_nothing_says_so(history_network: Network, tmp_path: Path) -> None:
     history = history_network.run("drawn", audit=Audit(share=1.0))
-    report = audit(history.client(), history.run, [], tmp_path, choice=Choice())
+    report = audit_from([], tmp_path, history.client(), AuditRequest(history.run, replay=ReplayChoice()))
     assert report.verdict.training == "nothing replayed" and report.exit_code == 4
 
 
@@ -87,7 +90,7 @@ def test_who_watches_has_the_verdict_of_the_audit(convicted: bool, verdict: str)
 def _audit(history: History, work: Path, **choice: Any) -> Report:
     work.mkdir()
     sources = [Folder(history.blobs, own=False)]
-    return audit(history.client(), history.run, sources, work, choice=Choice(**choice))
+    return audit_from(sources, work, history.client(), AuditRequest(history.run, replay=ReplayChoice(**choice)))
 
 
 def _drawn(stage: int) -> Drawn:

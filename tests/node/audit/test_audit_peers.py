@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +19,9 @@ from dlx.ledger.abi import account_bytes
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.view.node_registry import NodeRecord
 from dlx.node import version
-from dlx.node.audit import Report, audit
+from dlx.node.audit.report import Report
+from dlx.node.audit.request import AuditRequest
+from dlx.node.audit.run import audit_from
 from dlx.node.audit.sources.peers import Peers
 from dlx.node.cli.app import main
 from dlx.node.cli.auditing import audit as audit_command
@@ -29,13 +30,14 @@ from dlx.node.home.errors import UsageFailure
 from dlx.p2p import wire
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.host import Host
+from tests.blob_folders import copied, flip
 from tests.history_builder import History
 from tests.liars import Unchecked
 
 pytest_plugins = ["tests.history_builder"]
 
 Serve = Callable[[Path], Host]
-_PASSED = "record PASS, outer steps PASS, training: not checked"
+_PASSED = "ledger PASS, outer steps PASS, training: not checked"
 
 
 @pytest.fixture
@@ -48,9 +50,9 @@ def serve(honest_history: History) -> Iterator[Serve]:
 def test_everything_can_come_from_peers_and_a_bad_one_is_only_dropped(
     honest_history: History, serve: Serve, tmp_path: Path
 ) -> None:
-    bad_folder = Path(shutil.copytree(honest_history.blobs, tmp_path / "bad"))
+    bad_folder = copied(honest_history, tmp_path / "bad")
     for digest in honest_history.payloads[0, 1]:
-        _flip(bad_folder, digest)
+        flip(bad_folder, digest)
     good, bad = serve(honest_history.blobs), serve(bad_folder)
     report = _audit(honest_history, [good, bad], tmp_path)
     assert str(report.verdict) == _PASSED, report.text()
@@ -59,9 +61,9 @@ def test_everything_can_come_from_peers_and_a_bad_one_is_only_dropped(
 
 
 def test_a_payload_that_every_peer_gives_wrong_is_gone(honest_history: History, serve: Serve, tmp_path: Path) -> None:
-    bad_folder = Path(shutil.copytree(honest_history.blobs, tmp_path / "bad"))
+    bad_folder = copied(honest_history, tmp_path / "bad")
     digest = honest_history.payloads[1, 2][1]
-    _flip(bad_folder, digest)
+    flip(bad_folder, digest)
     bad = serve(bad_folder)
     report = _audit(honest_history, [bad], tmp_path)
     gone = [c for c in report.checks if c.verdict == "WARN"]
@@ -72,7 +74,7 @@ def test_a_payload_that_every_peer_gives_wrong_is_gone(honest_history: History, 
 
 def test_without_any_peer_what_rests_on_blobs_is_not_established(honest_history: History, tmp_path: Path) -> None:
     report = _audit(honest_history, [], tmp_path)
-    assert (report.verdict.record, report.verdict.outer_steps) == ("PASS", "WARN")
+    assert (report.verdict.ledger, report.verdict.outer_steps) == ("PASS", "WARN")
 
 
 def test_the_commands_find_the_peers_by_the_ledger(honest_history: History, tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_the_commands_find_the_peers_by_the_ledger(honest_history: History, tmp_
     assert audited.exit_code == 0, audited.output
     report = json.loads(audited.stdout)
     assert report["run"] == "0x" + honest_history.run.hex()
-    assert report["verdict"] == {"record": "PASS", "outer_steps": "PASS", "training": "not checked"}
+    assert report["verdict"] == {"ledger": "PASS", "outer_steps": "PASS", "training": "not checked"}
     assert report["counts"]["PASS"] == sum(row["PASS"] for row in report["table"]) > 0
     assert not report["failed"] and not report["checks"] and report["not_established"]
     assert pulled.exit_code == 0, pulled.output
@@ -105,7 +107,7 @@ def test_the_commands_find_the_peers_by_the_ledger(honest_history: History, tmp_
 def test_exit_code_0_only_where_all_is_established(honest_history: History, tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(audit_command.command)
-    folder = Path(shutil.copytree(honest_history.blobs, tmp_path / "blobs"))
+    folder = copied(honest_history, tmp_path / "blobs")
     arguments = [
         *("--run", honest_history.run.hex(), "--rpc-url", honest_history.rpc_url, "--blobs", str(folder)),
         *("--ledger", honest_history.ledger, "--datadir", str(tmp_path)),
@@ -113,7 +115,7 @@ def test_exit_code_0_only_where_all_is_established(honest_history: History, tmp_
     (folder / honest_history.payloads[0, 0][0].hex()).unlink()
     warned = CliRunner().invoke(app, arguments)
     assert warned.exit_code == 4 and "outer steps WARN" in warned.stdout
-    _flip(folder, honest_history.payloads[0, 0][1])
+    flip(folder, honest_history.payloads[0, 0][1])
     failed = CliRunner().invoke(app, arguments)
     assert failed.exit_code == 1 and "outer steps FAIL" in failed.stdout
     foreign = CliRunner().invoke(app, [*arguments, "--ledger", honest_history.registry])
@@ -153,7 +155,7 @@ def test_what_could_not_be_looked_at_is_no_finding(
 def test_a_fault_of_ours_is_no_finding(
     honest_history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dlx.node.audit.audit_run", lambda *_: {}["a fault"])
+    monkeypatch.setattr("dlx.node.audit.run.audit", lambda *_: {}["a fault"])
     arguments = ["--run", honest_history.run.hex(), "--rpc-url", honest_history.rpc_url]
     with pytest.raises(SystemExit) as ended:
         main(["audit", "--ledger", honest_history.ledger, "--datadir", str(tmp_path), *arguments])
@@ -172,7 +174,7 @@ def test_a_head_is_pinned_on_the_command_line(honest_history: History, tmp_path:
     _, _, pin = trusting.stdout.splitlines()[0].partition("pin with ")
     proven = CliRunner().invoke(app, [*arguments, *pin.split()])
     assert proven.exit_code == 0 and proven.stdout.startswith("proven to block "), proven.output
-    assert "record PASS, outer steps PASS" in proven.stdout
+    assert "ledger PASS, outer steps PASS" in proven.stdout
     number, _, digest = pin.removeprefix("--head ").partition(":")
     lied = CliRunner().invoke(app, [*arguments, "--head", f"{int(number) - 1}:{digest}"])
     assert lied.exit_code == 1 and "FAIL chain node" in lied.stdout
@@ -187,7 +189,7 @@ def _audit(history: History, hosts: list[Host], tmp_path: Path) -> Report:
     work = tmp_path / "work"
     work.mkdir()
     with Peers(client.domain, history.run, lambda: nodes, []) as peers:
-        return audit(client, history.run, [peers], work)
+        return audit_from([peers], work, client, AuditRequest(history.run))
 
 
 @contextmanager
@@ -216,10 +218,3 @@ def _peer(history: History, folder: Path, secret: bytes) -> Iterator[Host]:
     finally:
         trio.from_thread.run_sync(scope.cancel, trio_token=tokens[0])
         thread.join(10)
-
-
-def _flip(folder: Path, digest: bytes) -> None:
-    path = folder / digest.hex()
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)

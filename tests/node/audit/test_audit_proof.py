@@ -20,7 +20,9 @@ from dlx.ledger.events import AddressesChanged, NodeRegistered, RunCreated, even
 from dlx.ledger.index.event_index import Contracts
 from dlx.ledger.proof.history import Pin, parse_pin, pinned, proven, told
 from dlx.ledger.rpc.provider import Rpc
-from dlx.node.audit import Report, audit
+from dlx.node.audit.report import Report
+from dlx.node.audit.request import AuditRequest
+from dlx.node.audit.run import audit_from
 from tests.ledger.conftest import World
 from tests.ledger.fault_proxy import FaultProxy
 from tests.ledger.ledger_run import Run, config
@@ -94,7 +96,7 @@ def look(tmp_path: Path) -> Callable[..., Report]:
     def go(client: LedgerClient, run: bytes, head: Pin | None = None) -> Report:
         work = tmp_path / "work"
         work.mkdir(exist_ok=True)
-        return audit(client, run, [], work, head=head)
+        return audit_from([], work, client, AuditRequest(run, head=head))
 
     return go
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from eth_utils import to_canonical_address
 
 from dlx.ledger.typed import Domain, account_of
-from dlx.node.audit.verdict_store import VerdictStore, kept_verdicts
+from dlx.node.audit.verdict_store import VerdictStore, read_verdicts
 from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict, VerdictReport
 
 RUN, DOMAIN = b"\x11" * 32, Domain(31337, "0x" + "22" * 20)
@@ -38,8 +38,8 @@ def test_what_is_not_honest_outlives_the_window_and_a_restart(tmp_path: Path) ->
     assert [one.report.round for one in store.since(3)] == [3, 9]
     assert store.listed(0, 2) == [(one.data, one.signature) for one in store.since(0)[:2]]
     store.close()
-    assert [one.report.round for one in kept_verdicts(path, RUN, DOMAIN)] == [2, 3, 9]
-    assert kept_verdicts(tmp_path / "none.sqlite", RUN, DOMAIN) == []
+    assert [one.report.round for one in read_verdicts(path, RUN, DOMAIN)] == [2, 3, 9]
+    assert read_verdicts(tmp_path / "none.sqlite", RUN, DOMAIN) == []
 
 
 def test_a_damaged_file_is_made_anew(tmp_path: Path) -> None:

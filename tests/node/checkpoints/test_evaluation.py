@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from dlx.node.checkpoints.evaluation import Tasks, evaluate
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.training.data.shards import Dataset, parse_data_manifest
 from dlx.training.models.evaluate import heldout_loss_of_stages
+from tests.blob_folders import copied
 from tests.history_builder import History
 from tests.node.command import dlx
 
@@ -39,7 +39,7 @@ metadata:
 
 @pytest.fixture
 def folder(honest_history: History, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(honest_history.blobs, tmp_path / "blobs"))
+    return copied(honest_history, tmp_path / "blobs")
 
 
 def _evaluate(

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from dlx.node.audit import Folder
+from dlx.node.audit.sources.blobs import Folder
 from dlx.node.checkpoints.pull import pull
 from dlx.node.home.errors import Failure
 from dlx.training.models import weights
 from dlx.training.models.stages import StageModel, stage_shapes
+from tests.blob_folders import copied, flip
 from tests.history_builder import History
 
 pytest_plugins = ["tests.history_builder"]
@@ -25,7 +26,7 @@ pytest_plugins = ["tests.history_builder"]
 
 @pytest.fixture
 def folder(honest_history: History, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(honest_history.blobs, tmp_path / "blobs"))
+    return copied(honest_history, tmp_path / "blobs")
 
 
 @pytest.fixture
@@ -33,13 +34,13 @@ def run_pull(honest_history: History, tmp_path: Path) -> Callable[..., dict[str,
     """`run_pull(version, [folders], wrong=[])` into tmp_path/model; leaves nothing else behind."""
     client, view = honest_history.client(), honest_history.view()
 
-    def go(version: int | None, folders: list[Path], wrong: list[tuple[bytes, str]] | None = None) -> dict[str, Any]:
+    def go(version: int | None, folders: list[Path], wrong: list[str] | None = None) -> dict[str, Any]:
         before = set(tmp_path.iterdir())
-        seen = [] if wrong is None else wrong
+        said = [] if wrong is None else wrong
         sources = [Folder(path, own=False) for path in folders]
         out = tmp_path / "model"
         try:
-            return pull(client.domain, view, version, out, sources, lambda *what: seen.append(what), lambda line: None)
+            return pull(client.domain, view, version, out, sources, said.append, lambda line: None)
         finally:
             assert set(tmp_path.iterdir()) - before <= {out}
 
@@ -94,10 +95,10 @@ def test_wrong_weights_are_named_and_a_good_copy_is_used(
 ) -> None:
     bad = Path(shutil.copytree(folder, tmp_path / "bad"))
     digest = honest_history.versions[1, 3]
-    _flip(bad, digest)
-    wrong: list[tuple[bytes, str]] = []
+    flip(bad, digest)
+    wrong: list[str] = []
     run_pull(3, [bad, folder], wrong)
-    assert wrong == [(digest, str(bad / digest.hex()))]
+    assert len(wrong) == 1 and f"{bad / digest.hex()} has wrong bytes for {digest.hex()}" in wrong[0]
     _assert_same_logits(honest_history, 3, tmp_path / "model")
 
 
@@ -114,7 +115,7 @@ def test_a_version_that_nobody_keeps_is_rebuilt_from_payloads(
 def test_weights_that_are_wrong_everywhere_are_rebuilt_too(
     honest_history: History, folder: Path, tmp_path: Path, run_pull: Callable[..., dict[str, Any]]
 ) -> None:
-    _flip(folder, honest_history.versions[0, 3])
+    flip(folder, honest_history.versions[0, 3])
     run_pull(3, [folder])
     _assert_same_logits(honest_history, 3, tmp_path / "model")
 
@@ -160,10 +161,3 @@ def _assert_same_logits(history: History, version: int, folder: Path) -> None:
             part.load_state_dict(weights.read(history.blobs / history.versions[stage, version].hex(), shapes))
             hidden = part(hidden)
         assert torch.equal(model(ids).logits, hidden)
-
-
-def _flip(folder: Path, digest: bytes) -> None:
-    path = folder / digest.hex()
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)

@@ -16,10 +16,9 @@ import typer
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
-from dlx.node.audit import Folder
-from dlx.node.audit.lineage import audit_lineage, is_here
+from dlx.node.audit.manifest import audit_lineage, is_here
 from dlx.node.audit.report import Report
-from dlx.node.audit.sources.blobs import Blobs
+from dlx.node.audit.sources.blobs import Blobs, Folder
 from dlx.node.checkpoints.pull import follow, pull
 from dlx.node.checkpoints.verify import verify
 from dlx.node.cli.runs.verify import _tell
@@ -76,7 +75,7 @@ def found(findings: Callable[..., list[Finding]]) -> Callable[..., dict[str, str
 
 
 def test_a_folder_that_was_pulled_is_what_it_says(folder: Path, found: Callable[..., dict[str, str]]) -> None:
-    fine = dict.fromkeys(("files", "record", "manifest", "weights", "config"), "PASS")
+    fine = dict.fromkeys(("files", "ledger", "manifest", "weights", "config"), "PASS")
     assert found(folder) == fine
     assert found(folder, blobs=False) == fine | {"config": "WARN"}, "its tokenizer and template could be anybody's"
     settings, generation = (
@@ -182,8 +181,8 @@ def test_a_provenance_that_names_no_run_is_a_finding_without_asking_the_chain(
 ) -> None:
     (folder / "provenance.json").write_text(content)
     (only,) = json.loads(dlx("verify", folder, "--json", code=1).stdout)["findings"]
-    assert said in only["said"] and (only["check"], only["verdict"]) == ("record", "FAIL")
-    assert "FAIL  record" in dlx("verify", folder, code=1).stdout
+    assert said in only["said"] and (only["check"], only["verdict"]) == ("ledger", "FAIL")
+    assert "FAIL  ledger" in dlx("verify", folder, code=1).stdout
 
 
 def test_a_run_that_the_ledger_does_not_have_is_a_finding(

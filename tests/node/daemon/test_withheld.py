@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from dlx.ledger.view.run_view import RunView
-from dlx.node.audit.inner_inputs import Absent
+from dlx.node.audit.inner_inputs import MissingInputs
 from dlx.node.daemon.challenges.draws import RoundDraw
 from dlx.node.daemon.challenges.evidence import Effort, Evidence
 from dlx.node.daemon.challenges.verifier import Judge
@@ -50,7 +50,7 @@ class Checker:
     def in_vain(self, after: float, blob: bytes = b"one", came: float = 0.0) -> bool:
         """Nobody gives it, so much later than the draw, though it `came` for so long: whether it is withheld now."""
         self.now = self.draw.since + after
-        return self.judge._is_withheld(self.drawn, Absent([blob], came))
+        return self.judge._is_withheld(self.drawn, MissingInputs([blob], came))
 
 
 LONG = SERVE_TIMEOUTS * TIMEOUT
@@ -113,8 +113,8 @@ def test_who_drips_a_blob_keeps_nobody_from_checking_others_for_long() -> None:
     async def check() -> None:
         timing = SimpleNamespace(round_timeout=TIMEOUT)
         context: Any = SimpleNamespace(manifest=SimpleNamespace(timing=timing), exchange=Dripping(), store=None)
-        with trio.fail_after(10 * LONG), pytest.raises(Absent) as caught:
+        with trio.fail_after(10 * LONG), pytest.raises(MissingInputs) as caught:
             await Evidence(context, Effort(1.0))._fetch(b"name", 1, "maker")
-        assert caught.value.came > 0
+        assert caught.value.arriving_s > 0
 
     trio.run(check, clock=MockClock(autojump_threshold=0))

@@ -1,29 +1,32 @@
 """What the demo says of a run under way, without a run."""
 
 import io
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from dlx.ledger.events import EventPosition, Sealed
 from dlx.ledger.typed import UNIT, Outcome, Plan, Record
+from dlx.ledger.view.run_view import RunView
 from dlx.node.cli.devnet import demo as command
 from dlx.node.daemon.api.status import Bytes, Traffic
 from dlx.node.devnet import demo
 from dlx.node.devnet.demo import Observed
 from dlx.node.devnet.devnet import draft
 from dlx.node.devnet.terminal import round_line
+from tests.ledger.ledger_run import config
+from tests.node.daemon.api.test_http import STATUS
 
 STARTED, STAGES, TOKENS = 1_800_000_000, 2, 1000
 
 
-class View:
+class View(RunView):
     """A run of two complete replicas, as far as its seals go."""
 
+    config = config(stages=STAGES, tokens_per_step=TOKENS)
+
     def __init__(self) -> None:
-        self.config = SimpleNamespace(stages=STAGES, tokens_per_step=TOKENS)
         self.sealed: dict[tuple[int, int], Sealed] = {}
 
     def complete_replicas(self) -> tuple[int, ...]:
@@ -37,23 +40,22 @@ class View:
 
 
 def observed(*rounds: tuple[int, int]) -> Observed:
-    """A run of which each round took place so many seconds after the start of looking, and counted so many replicas."""
-    view: Any = View()
-    seen = Observed(view, started=STARTED)
+    """A run of which each round took place so many seconds after this process began, and counted so many replicas."""
+    made = Observed(View(), started=STARTED)
     for round, (seconds, count) in enumerate(rounds):
         for stage in range(STAGES):
             records = tuple(Record(r, bytes(32), bytes(32), 2_500_000, 1, 0, UNIT) for r in range(count))
             at = EventPosition(round, bytes(32), 0, b"\xab" * 32, STARTED + seconds)
             outcome = Outcome(*(bytes(32),) * 4, 1, Plan(4, 0, 1))
-            seen.apply(Sealed(bytes(32), stage, round, b"\xcd" * 32, outcome, records, b"", at))
-        assert list(seen.complete(now=STARTED + seconds)) == [round]
+            made.apply(Sealed(bytes(32), stage, round, b"\xcd" * 32, outcome, records, b"", at))
+        assert list(made.complete(now=STARTED + seconds)) == [round]
     traffic = Traffic.of(
         {"payload": (900_000, 1), "pipe": (21_000_000, 1), "blobs": (5, 5), "gossip": (7, 7)}
         | dict.fromkeys(("signalling", "chain"), (3, 3))
     )
-    status: Any = SimpleNamespace(peers=3, traffic=traffic, checks=None)
-    seen.statuses = {"node-0": status, "node-1": status}
-    return seen
+    status = replace(STATUS, peers=3, traffic=traffic, checks=None)
+    made.statuses = {"node-0": status, "node-1": status}
+    return made
 
 
 def test_a_round_has_the_ledgers_number_its_work_and_its_transaction() -> None:
@@ -66,10 +68,10 @@ def test_a_round_has_the_ledgers_number_its_work_and_its_transaction() -> None:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_work_that_was_left_out_is_amber_on_a_terminal_and_plain_in_a_pipe(terminal: bool) -> None:
-    seen, shown = observed((10, 2), (20, 1)), io.StringIO()
+    made, shown = observed((10, 2), (20, 1)), io.StringIO()
     console = Console(file=shown, force_terminal=terminal, color_system="standard" if terminal else None, width=200)
     for round in (0, 1):
-        console.print(round_line(seen, round))
+        console.print(round_line(made, round))
     all_counted, left_out = shown.getvalue().splitlines()
     assert "\x1b" not in all_counted
     assert ("\x1b[33mcounted 1 of 2 replicas\x1b[0m" in left_out) == terminal
@@ -86,7 +88,7 @@ def test_the_speed_of_a_resumed_demo_is_that_of_what_it_saw() -> None:
 
 def test_the_last_word_is_the_share_of_work_counted_and_what_to_change() -> None:
     assert command._work(80, 80) == "100% (80 of 80 contributions)"
-    low: Any = command._work(60, 80)
+    low = command._work(60, 80)
     assert low.plain.startswith("75% (60 of 80 contributions): ") and "straggler_grace" in low.plain
     seals = [{"count": 1, "replicas": 2}, {"count": 2, "replicas": 2}]
     assert demo.work_counted(seals) == (3, 4)
@@ -104,9 +106,9 @@ def test_the_draft_names_no_place_of_this_machine() -> None:
 
 
 def test_the_checks_are_those_of_who_heard_most() -> None:
-    seen = observed((10, 2))
+    made = observed((10, 2))
     assert demo.checks(observed()) == {"drawn": 0, "checked": 0, "honest": 0, "false": 0, "withheld": 0}
     for name, checked in (("node-0", 1), ("node-1", 3)):
-        told: Any = SimpleNamespace(drawn=4, checked=checked, honest=checked, false=0, withheld=0)
-        seen.statuses = {**seen.statuses, name: SimpleNamespace(checks=told)}
-    assert demo.checks(seen) == {"drawn": 4, "checked": 3, "honest": 3, "false": 0, "withheld": 0}
+        checks = replace(STATUS.checks, drawn=4, checked=checked, honest=checked, false=0, withheld=0)
+        made.statuses[name] = replace(STATUS, checks=checks)
+    assert demo.checks(made) == {"drawn": 4, "checked": 3, "honest": 3, "false": 0, "withheld": 0}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlx.node.audit import Folder
-from dlx.node.audit.sources.blobs import Blobs
+from dlx.node.audit.sources.blobs import Blobs, Folder
 from dlx.node.checkpoints.evaluation import evaluate
 from dlx.node.checkpoints.pull import pull
 from dlx.node.checkpoints.verify import verify
@@ -25,6 +23,7 @@ from dlx.training.models import weights
 from dlx.training.models.shapes import pieces, stage_shapes
 from dlx.training.recipe.draft import DraftModel, DraftRetention
 from dlx.training.recipe.recipe import Average
+from tests.blob_folders import copied
 from tests.history_builder import History, Network
 from tests.node.command import dlx
 
@@ -41,7 +40,7 @@ def history(history_network: Network) -> History:
 
 @pytest.fixture
 def blobs(history: History, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(history.blobs, tmp_path / "blobs"))
+    return copied(history, tmp_path / "blobs")
 
 
 @pytest.fixture
@@ -114,7 +113,7 @@ def test_a_member_that_nobody_keeps_is_replayed(history: History, pulled: Pull, 
 
 def test_verify_computes_the_mean_anew(history: History, pulled: Pull, blobs: Path, tmp_path: Path) -> None:
     pulled("model")
-    fine = dict.fromkeys(("files", "record", "manifest", "weights", "config"), "PASS")
+    fine = dict.fromkeys(("files", "ledger", "manifest", "weights", "config"), "PASS")
     assert _verdicts(history, tmp_path / "model", blobs, tmp_path / "a") == fine
     nowhere = _verdicts(history, tmp_path / "model", None, tmp_path / "b")
     assert nowhere["weights"] == "WARN", "no seal has its hash: who lacks the versions cannot tell"
@@ -135,7 +134,7 @@ def test_a_mean_that_is_none_is_found(history: History, pulled: Pull, blobs: Pat
         (folder / "provenance.json").write_text(json.dumps(stated, indent=2) + "\n")
     write_sums(folder)
     found = _verdicts(history, folder, blobs, tmp_path / "work")
-    assert found["record" if lie == "fewer" else "weights"] == "FAIL"
+    assert found["ledger" if lie == "fewer" else "weights"] == "FAIL"
 
 
 def test_a_run_without_an_average_has_none(honest_history: History, pulled: Pull, tmp_path: Path) -> None:
@@ -147,7 +146,7 @@ def test_a_run_without_an_average_has_none(honest_history: History, pulled: Pull
     stated = json.loads((tmp_path / "model" / "provenance.json").read_text()) | {"average": [2, 3]}
     (tmp_path / "model" / "provenance.json").write_text(json.dumps(stated))
     write_sums(tmp_path / "model")
-    assert _verdicts(honest_history, tmp_path / "model", honest_history.blobs, tmp_path / "work")["record"] == "FAIL"
+    assert _verdicts(honest_history, tmp_path / "model", honest_history.blobs, tmp_path / "work")["ledger"] == "FAIL"
 
 
 def test_only_what_the_run_publishes_is_published(history: History, pulled: Pull, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dlx.ledger.typed import PRIVATE_DATA
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.typed import PRIVATE_DATA, RunConfig
 from dlx.node.audit.sources.blobs import Blobs, Folder
 from dlx.node.checkpoints import pull
 from dlx.node.daemon.data.public_data import private_folder
@@ -117,48 +119,49 @@ def test_what_cannot_be_done_is_one_line(
     assert shown.stdout == ""
 
 
-class _Ledger(SimpleNamespace):
-    """Enough of a client to register a run."""
+class _Ledger(LedgerClient):
+    """Where a run can be registered."""
 
-    chain_id, ledger, account = 31337, "0x" + "11" * 20, "0x" + "22" * 20
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:9", "0x" + "11" * 20, bytes([2]) * 32, chain_id=31337)
 
-    def runs(self) -> list[Any]:
-        return []
+    def runs(self) -> tuple[bytes, ...]:
+        return ()
 
     def balance(self, account: str) -> int:
         return 1
 
-    def create_run(self, config: Any, name: str, genesis: list[bytes]) -> None:
-        pass
+    def create_run(self, config: RunConfig, name: str, genesis: Sequence[bytes]) -> bytes:
+        return bytes(32)
 
 
 def _agreed(what: str) -> None:
     """The data may be public."""
 
 
-def _create(tmp_path: Path, name: str, data: str, vocab_size: int = 320) -> tuple[create.RunRecord, Path]:
+def _create(tmp_path: Path, name: str, data: str, vocab_size: int = 320) -> tuple[create.CreatedRun, Path]:
     (tmp_path / name).mkdir(exist_ok=True)
     draft = DRAFT.replace("vocab_size = 256", f"vocab_size = {vocab_size}").replace('source = ["text/*.txt"]', data)
     (tmp_path / name / "run.toml").write_text(draft)
     folder = DataDir(tmp_path / name / "home")
     folder.create()
-    return create.create_run(tmp_path / name / "run.toml", folder, _Ledger(), _agreed), folder.blobs  # type: ignore[arg-type]
+    return create.create_run(tmp_path / name / "run.toml", folder, _Ledger(), _agreed), folder.blobs
 
 
 def test_a_run_takes_sources_with_a_tokenizer_or_the_same_data_prepared(
     rows: Path, tokenizer: Path, prepared: Path, tmp_path: Path
 ) -> None:
     source = 'source = ["../in/*.jsonl"]\nfield = "body"\ntokenizer = "../tokenizer.json"'
-    record, blobs = _create(tmp_path, "a", source)
+    created, blobs = _create(tmp_path, "a", source)
     other, _ = _create(tmp_path, "b", 'prepared = "../out"')
-    assert other.data_manifest == record.data_manifest
-    manifest = parse((blobs / record.manifest).read_bytes())
-    assert manifest.data.manifest.sha256 == record.data_manifest
-    listed = parse_data_manifest((blobs / record.data_manifest).read_bytes())
+    assert other.data_manifest == created.data_manifest
+    manifest = parse((blobs / created.manifest).read_bytes())
+    assert manifest.data.manifest.sha256 == created.data_manifest
+    listed = parse_data_manifest((blobs / created.data_manifest).read_bytes())
     assert listed == read_prepared(prepared)
     assert all((blobs / blob.sha256).stat().st_size == blob.size for blob in listed.blobs())
     again, _ = _create(tmp_path, "a", 'prepared = "../out"')
-    assert again.run == record.run, "where the data lay does not make it another run"
+    assert again.run == created.run, "where the data lay does not make it another run"
 
 
 def test_a_run_takes_bytes_that_are_no_text_only_where_its_draft_says_so(tmp_path: Path) -> None:
@@ -167,11 +170,11 @@ def test_a_run_takes_bytes_that_are_no_text_only_where_its_draft_says_so(tmp_pat
     with pytest.raises(DataError, match="in/bytes: is no text: it holds a zero byte"):
         _create(tmp_path, "a", 'source = ["../in"]')
     assert not list((tmp_path / "a" / "home" / "blobs").iterdir()), "nothing was frozen"
-    record, _ = _create(tmp_path, "a", 'source = ["../in"]\nraw = true')
-    assert (record.taken, record.left_out) == ({"without ending": 1}, {})
+    created, _ = _create(tmp_path, "a", 'source = ["../in"]\nraw = true')
+    assert (created.taken, created.left_out) == ({"without ending": 1}, {})
     prepare_folder(Preparation([tmp_path / "in"], raw=True), tmp_path / "out")
     again, _ = _create(tmp_path, "a", 'prepared = "../out"')
-    assert again.run == record.run, "how the data came about does not make it another run"
+    assert again.run == created.run, "how the data came about does not make it another run"
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_pull_finds_the_tokenizer_and_does_without_a_lost_one(prepared: Path, tm
     assert len(told) == 1 and lost.sha256 in told[0]
 
 
-def _tuned(tmp_path: Path, name: str, data: str, model: Path) -> tuple[create.RunRecord, Path, list[str]]:
+def _tuned(tmp_path: Path, name: str, data: str, model: Path) -> tuple[create.CreatedRun, Path, list[str]]:
     """A run that starts from a model's folder, its blobs, and what its creator was told."""
     (tmp_path / name).mkdir(exist_ok=True)
     head, _, rest = DRAFT.partition("[model.config]")
@@ -249,8 +252,8 @@ def _tuned(tmp_path: Path, name: str, data: str, model: Path) -> tuple[create.Ru
     (tmp_path / name / "run.toml").write_text(f'{head}[model]\nsource = "{model}"\n{rest}')
     folder, told = DataDir(tmp_path / name / "home"), list[str]()
     folder.create()
-    record = create.create_run(tmp_path / name / "run.toml", folder, _Ledger(), _agreed, told.append)  # type: ignore[arg-type]
-    return record, folder.blobs, told
+    created = create.create_run(tmp_path / name / "run.toml", folder, _Ledger(), _agreed, told.append)
+    return created, folder.blobs, told
 
 
 def _model(tmp_path: Path) -> Path:
@@ -268,8 +271,8 @@ def test_a_run_keeps_how_the_model_that_it_starts_from_is_used(
     settings = {"eos_token": texts.END, "chat_template": "{{ messages }}"}
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
 
-    record, folder, told = _tuned(tmp_path, "a", 'prepared = "../out"', model)
-    manifest = parse((folder / record.manifest).read_bytes())
+    created, folder, told = _tuned(tmp_path, "a", 'prepared = "../out"', model)
+    manifest = parse((folder / created.manifest).read_bytes())
     assert any("its rates" in one or "inner.lr 0.004" in one for one in told), told
     assert any("head" in one for one in told) == (len(manifest.stages) > 1)
     (tmp_path / "work").mkdir()
@@ -277,9 +280,9 @@ def test_a_run_keeps_how_the_model_that_it_starts_from_is_used(
     assert found.whole and found.usage is not None
     assert found.usage.chat_templates == {"default": "{{ messages }}"}
     assert found.usage.tokens.eos_token == texts.END
-    assert _tuned(tmp_path, "a", 'prepared = "../out"', model)[0].run == record.run
+    assert _tuned(tmp_path, "a", 'prepared = "../out"', model)[0].run == created.run
     (model / "chat_template.jinja").write_text("another")
-    assert _tuned(tmp_path, "a", 'prepared = "../out"', model)[0].run != record.run, "another template, another run"
+    assert _tuned(tmp_path, "a", 'prepared = "../out"', model)[0].run != created.run, "another template, another run"
 
     assert manifest.usage is not None
     for place in (folder, tmp_path / "work"):
@@ -289,8 +292,8 @@ def test_a_run_keeps_how_the_model_that_it_starts_from_is_used(
     assert "chat template" in told[-1]
 
     (model / "tokenizer.json").write_text("{}")
-    record, folder, told = _tuned(tmp_path, "b", 'source = ["../in"]\nfield = "body"', model)
-    assert parse((folder / record.manifest).read_bytes()).usage is None
+    created, folder, told = _tuned(tmp_path, "b", 'source = ["../in"]\nfield = "body"', model)
+    assert parse((folder / created.manifest).read_bytes()).usage is None
     assert any("are left behind" in one for one in told), "of another tokenizer, here bytes, all that says nothing"
 
 
@@ -299,8 +302,8 @@ def test_settings_that_training_never_reads_keep_no_model_from_it(rows: Path, tm
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"pad_token_id": -1}))
     (model / "generation_config.json").write_text('{"temperature": 0.5}')
-    record, folder, told = _tuned(tmp_path, "a", 'source = ["../in"]\nfield = "body"', model)
-    assert parse((folder / record.manifest).read_bytes()).usage is None
+    created, folder, told = _tuned(tmp_path, "a", 'source = ["../in"]\nfield = "body"', model)
+    assert parse((folder / created.manifest).read_bytes()).usage is None
     warned = f"warning: {model / 'config.json'}: pad_token_id: expected a whole number >= 0, got -1; it is left behind"
     assert warned in told
     assert any("are left behind" in one for one in told), "also where there are ids and generation settings alone"

@@ -9,7 +9,7 @@ import pytest
 import rfc8785
 
 from dlx.ledger import terms
-from dlx.node.runs.fit import config_of
+from dlx.node.runs.find import config_of
 from dlx.training.recipe.draft import complete, draft_from_toml
 from dlx.training.recipe.manifest import Manifest, parse
 from dlx.training.recipe.recipe import MAX_TOKENS, BlobRef

@@ -1,20 +1,27 @@
 """What `doctor` finds: by pretended machines, and on a real chain."""
 
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Self
 
 import pytest
 
 from dlx.ground import durable
+from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, WrongLedger
 from dlx.ledger.rpc.provider import Header
+from dlx.ledger.typed import Domain
+from dlx.ledger.view.run_view import RunView
+from dlx.node.devnet.devnet import draft as devnet_draft
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.diagnostics import FAIL, PASS, WARN, Finding
 from dlx.node.home.errors import UsageFailure
 from dlx.node.runs import health, reach
+from dlx.training.recipe.draft import complete, draft_from_toml
+from dlx.training.recipe.recipe import BlobRef
 from tests.node.command import dlx
 
 GWEI = 10**9
@@ -59,24 +66,20 @@ def test_what_a_setting_mends_is_a_command_that_can_be_run(folder: DataDir, monk
 
 def test_a_chain_node_of_another_chain_is_no_silent_one() -> None:
     def asked(error: LedgerError) -> Finding:
-        def chain_id() -> int:
-            raise error
-
-        rpc = SimpleNamespace(chain_id=chain_id)
-        client: Any = SimpleNamespace(rpc=SimpleNamespace(with_patience=lambda s: SimpleNamespace(each=lambda: [rpc])))
-        (found,) = health.endpoints(client, FOLDER, Settings())
+        (found,) = health.endpoints(Client(FailingNode(error)), FOLDER, Settings())
         return found
 
     assert "config set chain_id" in asked(WrongLedger("on chain 5")).mend
     assert "dlx-node chain" in asked(LedgerUnavailable("silent")).mend
 
 
-def test_a_stage_that_the_run_has_not_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
-    costs = [SimpleNamespace(stage=0), SimpleNamespace(stage=1)]
-    monkeypatch.setattr("dlx.training.balance.costs.costs", lambda *given: costs)
-    view: Any = SimpleNamespace(complete_replicas=lambda: ())
+def test_a_stage_that_the_run_has_not_is_wrong_usage(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(devnet_draft(1, 1, 2).replace("text/*.py", "run.toml"))
+    draft, blob = draft_from_toml(tmp_path / "run.toml"), BlobRef("ab" * 32, 1000)
+    manifest = complete(draft, [blob] * 2, blob)
+    view = RunView(bytes(32), Domain(31337, "0x" + "11" * 20))
     with pytest.raises(UsageFailure, match="--stage 5: the run has stages 0 to 1"):
-        health.machine(FOLDER, Settings(), None, view, 5)  # type: ignore[arg-type]
+        health.machine(FOLDER, Settings(), manifest, view, 5)
 
 
 def test_a_folder_without_keys_names_the_command_that_makes_them(tmp_path: Path) -> None:
@@ -118,14 +121,42 @@ def test_a_clock_that_is_off_is_a_warning(ahead: float, verdict: str) -> None:
     assert health.clock(1_800_000_000 + ahead, 1_800_000_000).verdict == verdict
 
 
-class Chain:
-    """A client of a chain where gas costs 10 gwei, and who asks has `balance` wei."""
+class FailingNode:
+    """A chain node that does not say which chain it is on."""
 
-    def __init__(self, balance: int, version: str = "geth") -> None:
-        head = Header(number=1, hash=bytes(32), parent=bytes(32), time=0, base_fee=4 * GWEI)
-        calls = {"web3_clientVersion": version, "eth_maxPriorityFeePerGas": hex(2 * GWEI)}
-        self.rpc: Any = SimpleNamespace(head=lambda: head, call=lambda method: calls[method], name="x")
-        self._balance = balance
+    def __init__(self, error: LedgerError) -> None:
+        self._error = error
+
+    def with_patience(self, seconds: float) -> Self:
+        return self
+
+    def each(self) -> tuple[Self, ...]:
+        return (self,)
+
+    def chain_id(self) -> int:
+        raise self._error
+
+
+@dataclass(frozen=True)
+class PricedNode:
+    """A chain node where gas costs 10 gwei."""
+
+    version: str
+    name: str = "x"
+
+    def head(self) -> Header:
+        return Header(number=1, hash=bytes(32), parent=bytes(32), time=0, base_fee=4 * GWEI)
+
+    def call(self, method: str) -> str:
+        return {"web3_clientVersion": self.version, "eth_maxPriorityFeePerGas": hex(2 * GWEI)}[method]
+
+
+class Client(LedgerClient):
+    """Of such a chain node, where who asks has `balance` wei."""
+
+    def __init__(self, node: FailingNode | PricedNode, balance: int = 0) -> None:
+        super().__init__("http://127.0.0.1:9", "0x" + "11" * 20)
+        self.rpc, self._balance = node, balance
 
     def balance(self, account: str) -> int:
         if self._balance < 0:
@@ -145,7 +176,7 @@ class Chain:
     ],
 )
 def test_funds_are_compared_with_what_so_many_rounds_cost(balance: int, version: str, verdict: str) -> None:
-    client: Any = Chain(balance, version)
+    client = Client(PricedNode(version), balance)
     found = health.funds(client, FOLDER, Settings(chain_id=10), "0x" + "11" * 20, replicas=2, rounds=1000)
     assert found.verdict == verdict, found
     assert (found.mend == "") == (verdict == PASS)

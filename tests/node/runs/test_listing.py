@@ -12,10 +12,11 @@ import pytest
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.deployment import fund
 from dlx.ledger.keys import account_of
-from dlx.node.audit import Folder
+from dlx.node.audit.sources.blobs import Folder
 from dlx.node.checkpoints.pull import pull
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.runs.listing import publish, read_sums
+from tests.blob_folders import copied
 from tests.history_builder import History, Network
 
 pytest_plugins = ["tests.history_builder"]
@@ -98,7 +99,7 @@ def test_without_the_runs_tokenizer_nothing_is_compared_or_published(
 ) -> None:
     client, view = writer(history, next(iter(history.keys.values()))), history.view()
     client.publish_checkpoint(history.run, 2, b"F" * 32, "ipfs://x")
-    blobs = Path(shutil.copytree(history.blobs, tmp_path / "blobs"))
+    blobs = copied(history, tmp_path / "blobs")
     (blobs / history.manifest.data.manifest.sha256).unlink()
     sources = [Folder(blobs, own=False)]
 

@@ -13,7 +13,7 @@ from dlx.node.home.config import load
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
 from dlx.node.home.formatting import size
-from dlx.node.runs.fit import config_of
+from dlx.node.runs.find import config_of
 from dlx.node.runs.upkeep import round_bytes
 from dlx.training.balance.costs import costs
 from dlx.training.models import weights

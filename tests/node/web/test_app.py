@@ -11,6 +11,7 @@ import socket
 import tarfile
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -18,13 +19,13 @@ import pytest
 
 from dlx.node.audit.sources.places import Places
 from dlx.node.web.app import Page
-from dlx.node.web.audits.process import Where
+from dlx.node.web.audits.process import Task, Where
 from dlx.node.web.audits.runner import Auditing
 from dlx.node.web.guard import Guard
 from dlx.node.web.reading.reader import Reader
 from tests.history_builder import History
 from tests.node.command import dlx
-from tests.node.web.books import RUN, STEPS, Books, Silent
+from tests.node.stated_run import RUN, STEPS, SilentClient, StatedRun
 from tests.node.web.served import served
 
 pytest_plugins = ["tests.history_builder"]
@@ -45,22 +46,24 @@ def guarded(honest_history: History) -> Iterator[httpx.Client]:
         yield client
 
 
-class _site:
-    def __init__(self, history: History, token: str | None) -> None:
-        client, places = history.client(), Places(nodes=(history.blobs,))
-        self._reader = Reader(client, (history.blobs,), f"--rpc-url {history.rpc_url} --ledger {history.ledger}")
-        self._auditing = Auditing(Where((history.rpc_url,), history.ledger, nodes=(str(history.blobs),)))
-        self._served = served(Page(self._reader, Guard(token), self._auditing, places))
+@contextmanager
+def _site(history: History, token: str | None) -> Iterator[httpx.Client]:
+    places = Places(nodes=(history.blobs,))
+    reader = Reader(history.client(), (history.blobs,), f"--rpc-url {history.rpc_url} --ledger {history.ledger}")
+    auditing = Auditing(Where((history.rpc_url,), history.ledger, places=places))
+    with (
+        closing(reader),
+        served(Page(reader, Guard(token), auditing, places)) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=120) as client,
+    ):
+        yield client
+        auditing.stop()
 
-    def __enter__(self) -> httpx.Client:
-        self._client = httpx.Client(base_url=self._served.__enter__(), trust_env=False, timeout=120)
-        return self._client
 
-    def __exit__(self, *error: object) -> None:
-        self._client.close()
-        self._auditing.stop()
-        self._served.__exit__(None, None, None)
-        self._reader.close()
+def test_the_process_of_an_audit_reads_what_it_was_told(tmp_path: Path) -> None:
+    places = Places((tmp_path / "own",), (tmp_path / "node",), ("/ip4/127.0.0.1/tcp/1",))
+    task = Task(Where(("http://127.0.0.1:9",), "0x" + "11" * 20, 5, tmp_path, places), bytes(32), 3)
+    assert Task.of_line(task.line().decode()) == task
 
 
 def run_of(history: History) -> str:
@@ -183,7 +186,7 @@ def test_an_audit_is_started_by_a_button_and_its_checks_stream_in(site: httpx.Cl
         "in place of the button that stops it"
     )
     last = " ".join(re.sub("<[^>]*>", " ", told[-3][1]).split())
-    assert "Verdict: record PASS , outer steps PASS" in last and "replay 2 6 - - -" in last
+    assert "Verdict: ledger PASS , outer steps PASS" in last and "replay 2 6 - - -" in last
     assert "that honest inner steps produced the payloads" in last, "and what it did not establish"
     assert "Audit again" in site.get(f"{at}/audit").text and "PASS" in site.get(f"{at}/audit").text
 
@@ -245,7 +248,7 @@ def test_a_fault_of_its_own_is_no_page_without_a_policy(monkeypatch: pytest.Monk
     def fail(first: int) -> None:
         raise RuntimeError("a secret")
 
-    reader = Reader(Silent(Books()), (), "")
+    reader = Reader(SilentClient(StatedRun()), (), "")
     monkeypatch.setattr(reader, "runs_page", fail)
     with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
         found = client.get("/")
@@ -254,7 +257,7 @@ def test_a_fault_of_its_own_is_no_page_without_a_policy(monkeypatch: pytest.Monk
 
 
 def test_many_who_listen_leave_the_page_readable() -> None:
-    reader = Reader(Silent(Books()), (), "")
+    reader = Reader(SilentClient(StatedRun()), (), "")
     with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
         port, path = httpx.URL(url).port, f"/runs/0x{RUN.hex()}/events"
         asked = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(100)]
@@ -274,35 +277,35 @@ def test_many_who_listen_leave_the_page_readable() -> None:
 
 
 def test_a_reorg_is_told_to_who_looks() -> None:
-    books = Books(min_replicas=1)
-    books.join(0)
-    books.open()
-    before = books.block
-    books.seal(0, {0: STEPS})
-    reader = Reader(Silent(books), (), "")
+    stated = StatedRun(min_replicas=1)
+    stated.join(0)
+    stated.open()
+    before = stated.block
+    stated.seal(0, {0: STEPS})
+    reader = Reader(SilentClient(stated), (), "")
     at = f"/runs/0x{RUN.hex()}"
     with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
         assert client.get(f"{at}/rounds/0").status_code == 200
         with client.stream("GET", f"{at}/events") as other:
             lines = other.iter_lines()
             with reader._lock:
-                books.take_back(before)
+                stated.take_back(before)
             told = next(line for line in lines if line.startswith("data"))
         assert told == "data: No round is sealed any more: the chain took it back"
         assert client.get(f"{at}/rounds/0").status_code == 404 and client.get(at).status_code == 200
 
 
 def test_a_new_seal_is_told_to_who_looks() -> None:
-    books = Books(min_replicas=1)
-    books.join(0)
-    books.open()
-    books.seal(0, {0: STEPS})
-    reader = Reader(Silent(books), (), "")
+    stated = StatedRun(min_replicas=1)
+    stated.join(0)
+    stated.open()
+    stated.seal(0, {0: STEPS})
+    reader = Reader(SilentClient(stated), (), "")
     with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
         with client.stream("GET", f"/runs/0x{RUN.hex()}/events") as other:
             lines = other.iter_lines()
             with reader._lock:  # as another process would
-                books.seal(1, {0: STEPS})
+                stated.seal(1, {0: STEPS})
             assert next(line for line in lines if line.startswith("data")) == "data: Round 1 sealed by 2 of 2 stages"
 
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from dlx.node.audit.sources.places import Places
-from dlx.node.checkpoints import evaluations
-from dlx.node.checkpoints.evaluations import Evaluation
+from dlx.node.checkpoints import evaluation_store
+from dlx.node.checkpoints.evaluation_store import Evaluation
 from dlx.node.runs.history import history
-from dlx.node.web import export
 from dlx.node.web.app import Page
 from dlx.node.web.audits.process import Where
 from dlx.node.web.audits.runner import Auditing
 from dlx.node.web.guard import Guard
 from dlx.node.web.reading.reader import Reader
+from dlx.node.web.render import write_file
 from tests.ledger.ledger_logs import LEDGER
-from tests.node.web.books import RUN, STEPS, Books, Silent
+from tests.node.stated_run import RUN, STEPS, SilentClient, StatedRun
 from tests.node.web.served import served
 
 pytestmark = pytest.mark.slow
@@ -43,30 +43,29 @@ def browser() -> Iterator[Any]:
 
 
 class Site:
-    def __init__(self, books: Books, reader: Reader, url: str) -> None:
-        self.books, self.reader, self.url = books, reader, url
+    def __init__(self, stated: StatedRun, reader: Reader, url: str) -> None:
+        self.stated, self.reader, self.url = stated, reader, url
 
     def seal(self, round: int) -> None:
         """As another process would, which reads the same index."""
         with self.reader._lock:
-            self.books.seal(round, {0: STEPS, 1: 4})
+            self.stated.seal(round, {0: STEPS, 1: 4})
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    books = Books(rounds=200)
-    books.join(0)
-    books.join(1)
-    books.open()
+    stated = StatedRun(rounds=200)
+    stated.join(0)
+    stated.join(1)
+    stated.open()
     for round in range(130):
-        books.seal(round, ALL if round % 9 else {0: STEPS}, loss=5_500_000 - 10_000 * round)
+        stated.seal(round, ALL if round % 9 else {0: STEPS}, loss=5_500_000 - 10_000 * round)
     (tmp_path / "blobs").mkdir()
-    evaluations.record(tmp_path / "state", RUN, Evaluation(100, 4.5))
-    client: Any = Silent(books)
-    reader = Reader(client, (tmp_path / "blobs",), "--datadir x")
+    evaluation_store.add(tmp_path / "state", RUN, Evaluation(100, 4.5))
+    reader = Reader(SilentClient(stated), (tmp_path / "blobs",), "--datadir x")
     page = Page(reader, Guard(None), Auditing(Where(("http://127.0.0.1:9",), LEDGER)), Places())
     with served(page) as url:
-        yield Site(books, reader, url)
+        yield Site(stated, reader, url)
 
 
 def opened(browser: Any, **how: Any) -> tuple[Any, list[str]]:
@@ -118,8 +117,8 @@ def test_nobody_is_left_out(browser: Any, site: Site) -> None:
 
 def test_a_file_is_the_same_page_with_nothing_to_load(browser: Any, site: Site, tmp_path: Path) -> None:
     with site.reader._open(RUN) as one:
-        found = history(site.books.index, one.view)
-    export.write(site.reader.run_page(RUN, every=0), found, tmp_path / "run.html")
+        found = history(site.stated.index, one.view)
+    write_file(site.reader.run_page(RUN, every=0), found, tmp_path / "run.html")
     tab, said = opened(browser)
     tab.goto((tmp_path / "run.html").as_uri())
     assert tab.is_visible("figure.chart svg .line") and tab.locator(".grid tbody tr").count() == 130

@@ -180,7 +180,7 @@ def test_a_streamed_answer_is_the_whole_one_in_pieces(writer: Writer, path: str)
         ({"prompt": "a", "temperature": -1}, 400),
         ({"prompt": "a", "max_tokens": CONTEXT}, 400),
         ({"prompt": "a" * CONTEXT}, 400),
-        (b"x" * (module.MOST_BYTES + 1), 413),
+        (b"x" * (module.MAX_BYTES + 1), 413),
         ("[" * 100_000, 400),
     ],
 )
@@ -191,7 +191,8 @@ def test_what_cannot_be_answered_is_refused_in_openais_form(writer: Writer, body
 
 def test_too_many_at_a_time_are_sent_away(writer: Writer) -> None:
     served = Completions(writer, "m")
-    served._answering = module.WAITING
+    for other in range(module.WAITING):
+        served._answers.acquire_on_behalf_of_nowait(other)
     assert asked(served.app(), "POST", "/v1/completions", {"prompt": "a"}).status_code == 429
 
 
@@ -262,4 +263,4 @@ def test_who_hangs_up_ends_the_answer(writer: Writer) -> None:
             await app(scope, receive, send)
 
     trio.run(go)
-    assert pieces < 20 and served._answering == 0
+    assert pieces < 20 and served._answers.borrowed_tokens == 0

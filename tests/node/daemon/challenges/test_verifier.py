@@ -11,7 +11,7 @@ from eth_utils import to_canonical_address
 from dlx.ground.blobs import BlobStore
 from dlx.ledger.events import Sealed
 from dlx.ledger.view.run_view import RunView
-from dlx.node.audit.inner_inputs import Absent, Lie, Unknown
+from dlx.node.audit.inner_inputs import FalseStatement, MissingInputs, Undecidable
 from dlx.node.audit.verdict_store import VerdictStore
 from dlx.node.daemon.challenges.draws import RoundDraw
 from dlx.node.daemon.challenges.evidence import CHECK_SECONDS, SLOWER, Effort, check_seconds
@@ -140,14 +140,16 @@ def test_what_a_check_finds_is_signed_kept_and_said(bench: Bench) -> None:
     assert bench.look() == [Finding.HONEST] and len(bench.said) == 1, "once"
 
 
-@pytest.mark.parametrize("comes", [Outcome(done=True, reasons=("the payload is another\n",)), Lie("no statement")])
+@pytest.mark.parametrize(
+    "comes", [Outcome(done=True, reasons=("the payload is another\n",)), FalseStatement("no statement")]
+)
 def test_what_differs_or_is_no_statement_is_false(bench: Bench, comes: Any) -> None:
     bench.comes = comes
     assert bench.look() == [Finding.FALSE]
     assert bench.store.since(0)[0].report.reasons
 
 
-@pytest.mark.parametrize("comes", [CheckFailed("killed"), OSError("no room"), Unknown("private data")])
+@pytest.mark.parametrize("comes", [CheckFailed("killed"), OSError("no room"), Undecidable("private data")])
 def test_what_this_machine_cannot_do_is_nobodys_fault(bench: Bench, comes: Exception) -> None:
     bench.comes = comes
     for at in (100.0, 110.0, 1000.0, 5000.0):
@@ -156,7 +158,7 @@ def test_what_this_machine_cannot_do_is_nobodys_fault(bench: Bench, comes: Excep
 
 
 def test_what_is_not_served_is_withheld_when_its_maker_works_and_had_its_time(bench: Bench) -> None:
-    bench.comes = Absent([bytes(32)])
+    bench.comes = MissingInputs([bytes(32)])
     assert bench.look() == [], "it has four round timeouts"
     maker = bench.drawn[0].account
     last = bench.view.sealed[bench.drawn[0].stage, 5]
@@ -180,7 +182,7 @@ def test_a_replay_may_take_several_times_as_long_as_its_segment_took_to_train_an
 
 
 def test_who_is_down_is_not_accused(bench: Bench) -> None:
-    bench.comes, bench.peers = Absent([bytes(32)]), tuple(bench.keys)
+    bench.comes, bench.peers = MissingInputs([bytes(32)]), tuple(bench.keys)
     rounds = bench.judge._draws.rounds.value
     since = bench.view.sealed[bench.drawn[0].stage, 5].at.time + 1000.0
     rounds[2] = RoundDraw(since, rounds[2].drawn, 1, rounds[2].block_hash, ())  # type: ignore[index]

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 FILE = "evaluations.jsonl"  # one Evaluation a line, in the folder of a run's state
-_MOST_BYTES = 1 << 20  # read of a file
-_MOST = 1000  # shown of a run
+_MAX_BYTES = 1 << 20  # read of a file
+_MAX_SHOWN = 1000  # shown of a run
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -22,24 +22,25 @@ class Evaluation(msgspec.Struct, frozen=True):
     average: float | None = None
 
 
-def record(state: Path, run: bytes, found: Evaluation) -> None:
-    """Adds a line to what the folder `state` keeps of the run. Raises OSError."""
+def add(state: Path, run: bytes, evaluation: Evaluation) -> None:
+    """Add a line to the file of the run in the folder `state`. Raises OSError."""
     path = state / run.hex()[:16] / FILE
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with path.open("ab") as file:
-        file.write(msgspec.json.encode(found) + b"\n")
+        file.write(msgspec.json.encode(evaluation) + b"\n")
 
 
 def read(blob_folders: Sequence[Path], run: bytes) -> list[Evaluation]:
-    """What the folders that these belong to have kept: of each version what came last, ascending."""
-    found = {one.version: one for folder in blob_folders for one in _lines(folder.parent / "state", run)}
-    return [found[version] for version in sorted(found)[-_MOST:]]
+    """Of the folders that these belong to: the newest measurement of each version, ascending."""
+    measured = (evaluation for folder in blob_folders for evaluation in _lines(folder.parent / "state", run))
+    found = {evaluation.version: evaluation for evaluation in measured}
+    return [found[version] for version in sorted(found)[-_MAX_SHOWN:]]
 
 
 def _lines(state: Path, run: bytes) -> list[Evaluation]:
     try:
         with (state / run.hex()[:16] / FILE).open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_BYTES))
             lines = file.read().splitlines()
     except OSError:
         return []

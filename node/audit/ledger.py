@@ -1,10 +1,12 @@
-"""Level 1: is the record complete, in order, signed by those who were members at the time, by the expected bytecode?"""
+"""Level 1: are the ledger's seals complete, in order, signed by those who were members, by the expected bytecode?"""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from dlx.ledger.abi import TypedError
 from dlx.ledger.bindings import Interface
@@ -20,7 +22,6 @@ from dlx.ledger.view.recount import Problem, verify_conviction, verify_seal
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.chain_trust import name_source
-from dlx.node.audit.repeats import Repeats
 from dlx.node.audit.report import Report
 from dlx.node.home.errors import Failure
 from dlx.node.home.formatting import bar
@@ -32,7 +33,7 @@ _SEAL = {"order", "digest", "plan", "empty seal", "outcome", "time"}
 _QUORUM = {"quorum", "signatures"}
 
 
-def audit_chain(
+def audit_ledger(
     report: Report, client: LedgerClient, pin: Pin | None, progress: Callable[[str], None], stack: ExitStack
 ) -> tuple[RunView, History] | None:
     """Add the checks of level 1; returns the run as its events give it, and the chain that they are from: proven to the
@@ -44,14 +45,14 @@ def audit_chain(
     """
     report.source = f"trusting {client.rpc.name} for the chain" if pin is None else f"not proven to --head {pin}"
     try:
-        return _audit_chain(report, client, pin, progress, stack)
+        return _audit_ledger(report, client, pin, progress, stack)
     except Contradiction as error:
         report.add(LEVEL, "chain node", "FAIL", str(error))
         report.cannot_establish("anything that follows from what this chain node says")
         return None
 
 
-def _audit_chain(
+def _audit_ledger(
     report: Report, client: LedgerClient, pin: Pin | None, progress: Callable[[str], None], stack: ExitStack
 ) -> tuple[RunView, History] | None:
     run = report.run
@@ -75,7 +76,7 @@ def _audit_chain(
     if any(check.verdict == "FAIL" for check in report.checks):
         stack.callback(index.forget)  # when all is read: the next audit asks the chain node again
     if not view.created:
-        report.add(LEVEL, "record", "FAIL", "the contract has the run, but no event shows its creation", hash=run)
+        report.add(LEVEL, "completeness", "FAIL", "the contract has the run, but no event shows its creation", hash=run)
         return None
     _completeness(report, view, stored)
     return view, history
@@ -144,7 +145,7 @@ class Recount:
         self._progress = progress
         self._seals: dict[tuple[int, int], tuple[Place, tuple[str, ...]]] = {}
         self._makers: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._repeats = Repeats(report)
+        self._repeats = _Repeats(report)
         self._view = RunView(report.run, domain, 1, self._read)
 
     def run(self) -> RunView:
@@ -154,7 +155,7 @@ class Recount:
                 self._take(event)
                 count += 1
         except (ViewError, SignatureError, TypedError) as error:
-            # What follows rests on a record with a hole in it: nothing sure can be said about it.
+            # What follows would rest on a history with a hole in it: nothing sure can be said about it.
             self._report.add(LEVEL, "events", "FAIL", f"after {count} events: {error}")
             self._report.cannot_establish(f"what happened on the ledger after its first {count} events of this run")
         else:
@@ -235,21 +236,65 @@ class Recount:
             self._report.add(LEVEL, "conviction", "PASS", detail, round=round, stage=stage, hash=statement)
 
 
+class _Repeats:
+    """Payloads that come twice: whoever trains never gives the same bytes as another, or as before.
+
+    Takes every seal in chain order. The payloads lie in a temporary file, so that memory does not grow.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        # SQLite's own temporary file, gone with the connection.
+        self._payloads = sqlite3.connect("", isolation_level=None)
+        self._payloads.execute(
+            "CREATE TABLE payloads (payload BLOB PRIMARY KEY, round INTEGER, stage INTEGER, account TEXT) WITHOUT ROWID"
+        )
+        self._payloads.execute("BEGIN")
+
+    def check(self, sealed: Sealed) -> None:
+        """`sealed` as the run's view has it, with its accounts."""
+        add = partial(self._report.add, LEVEL, "repeated payload", round=sealed.round, stage=sealed.stage)
+        found = [
+            (record.payload, repeat)
+            for record, account in zip(sealed.records, sealed.accounts, strict=True)
+            if (repeat := self._repeats(sealed, record.payload, account))
+        ]
+        for payload, repeat in found:
+            add("WARN", repeat, hash=payload)
+            self._report.cannot_establish("that each counted contribution is work of its own: payloads come twice")
+        if not found:
+            add("PASS", hash=sealed.digest)
+
+    def close(self) -> None:
+        self._payloads.close()
+
+    def _repeats(self, sealed: Sealed, payload: bytes, account: str) -> str:
+        row = payload, sealed.round, sealed.stage, account
+        if self._payloads.execute("INSERT OR IGNORE INTO payloads VALUES (?, ?, ?, ?)", row).rowcount:
+            return ""
+        query = "SELECT round, stage, account FROM payloads WHERE payload = ?"
+        round, stage, first = self._payloads.execute(query, (payload,)).fetchone()
+        where = f"round {round}" + (f", stage {stage}" if stage != sealed.stage else "")
+        if first == account:
+            return f"one payload, two rounds: {account} was counted with what it was counted with in {where}"
+        return f"two accounts, one payload: {account} was counted with that of {first} in {where}"
+
+
 def _completeness(report: Report, view: RunView, stored: tuple[list[int], list[bytes]] | None) -> None:
     """`stored`: what the contract stores; None where the events are proven to be all."""
     config = view.config
     due, heads = stored or ([], [])
     for stage in range(config.stages):
-        seen, expected = view.next_round(stage), due[stage] if stage < len(due) else 0
-        if seen < expected:
-            detail = f"the contract has sealed {expected} rounds, the events show {seen}"
-            report.add(LEVEL, "record", "FAIL", detail, round=seen, stage=stage)
+        sealed, expected = view.next_round(stage), due[stage] if stage < len(due) else 0
+        if sealed < expected:
+            detail = f"the contract has sealed {expected} rounds, the events show {sealed}"
+            report.add(LEVEL, "completeness", "FAIL", detail, round=sealed, stage=stage)
         else:
-            report.add(LEVEL, "record", "PASS", f"{seen} of {config.rounds} rounds sealed", stage=stage)
+            report.add(LEVEL, "completeness", "PASS", f"{sealed} of {config.rounds} rounds sealed", stage=stage)
             if stored is not None:
                 _head(report, view, stage, expected, heads[stage])
-    sealed = min(view.next_round(stage) for stage in range(config.stages))
-    report.facts["rounds"] = f"{sealed} of {config.rounds} sealed by all {config.stages} stages"
+    complete = min(view.next_round(stage) for stage in range(config.stages))
+    report.facts["rounds"] = f"{complete} of {config.rounds} sealed by all {config.stages} stages"
     report.facts["state"] = "complete" if view.finished else "not started" if view.open_round is None else "open"
 
 

@@ -18,7 +18,7 @@ from dlx.node.web.reading.coverage import Coverage
 PayloadSize = Callable[[int, int | None, int | None], int]  # stage, level and rank in force -> bytes
 
 
-class Seen(NamedTuple):
+class Counted(NamedTuple):
     """What an account did."""
 
     counted: int  # contributions
@@ -27,7 +27,7 @@ class Seen(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Contributions that seals counted, and those that they could have counted: of replicas that were whole from the
+    """Contributions that seals counted, and those that they could have counted: of replicas that were complete from the
     opening of the round to its seal."""
 
     counted: int
@@ -38,7 +38,7 @@ class Share(NamedTuple):
         return self.counted / self.possible if self.possible else None
 
 
-class Facts:
+class Totals:
     """Of one run: of the rounds that all stages have sealed. `advance` reads what is new."""
 
     def __init__(self, run: bytes, stages: int, size: PayloadSize | None) -> None:
@@ -54,18 +54,18 @@ class Facts:
         self._last: dict[bytes, tuple[int, int]] = {}  # the same -> round and time of the last one
         self._outlines: dict[bytes, int] = {}  # outline -> bitmap of its replicas
 
-    def advance(self, index: EventIndex, slots: Coverage) -> None:
-        """Adds the rounds that all stages have sealed since; `slots` knows everything up to now."""
+    def advance(self, index: EventIndex, coverage: Coverage) -> None:
+        """Adds the rounds that all stages have sealed since; `coverage` knows everything up to now."""
         group: list[SealRow] = []
         for row in seal_rows.read(index, self._run, self.rounds):
             if row.round != self.rounds:
                 return
             group.append(row)
             if len(group) == self._stages:
-                self._add(group, slots)
+                self._add(group, coverage)
                 group = []
 
-    def members(self) -> dict[str, Seen]:
+    def members(self) -> dict[str, Counted]:
         """By account, of everybody who was ever counted."""
         counts: Counter[bytes] = Counter()
         last: dict[bytes, tuple[int, int]] = {}
@@ -73,7 +73,7 @@ class Facts:
             for account in _split(joined):
                 counts[account] += times
                 last[account] = max(last.get(account, (-1, 0)), self._last[joined])
-        return {checksum(account): Seen(count, *last[account]) for account, count in counts.items()}
+        return {checksum(account): Counted(count, *last[account]) for account, count in counts.items()}
 
     def share(self, first: int = 0, end: int | None = None) -> Share:
         """Of the rounds from `first` up to, not including, `end`."""
@@ -88,12 +88,12 @@ class Facts:
         found = seal_rows.read(index, self._run, round - 1)
         return max((row.block, row.log_index) for row, _ in zip(found, range(self._stages), strict=False))
 
-    def _add(self, group: list[SealRow], slots: Coverage) -> None:
-        opened = slots.whole(self.opened)
+    def _add(self, group: list[SealRow], coverage: Coverage) -> None:
+        opened = coverage.complete(self.opened)
         counted = possible = size = 0
         for row in group:
             made = self._replicas(row.outline)
-            could = made | (opened & slots.whole((row.block, row.log_index)))
+            could = made | (opened & coverage.complete((row.block, row.log_index)))
             counted += row.counted
             possible += could.bit_count()
             if self._size is not None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import msgspec
 
 from dlx.ledger.abi import checksum
+from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
-from dlx.ledger.events import EventPosition, Joined, RunCreated, RunOpened, Sealed
+from dlx.ledger.events import Event, EventPosition, Joined, RunCreated, RunOpened, Sealed
 from dlx.ledger.index import snapshot
 from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.index.rebuild import RunReplay
-from dlx.ledger.typed import Domain, Outcome, Plan, Record, RunConfig
+from dlx.ledger.typed import Outcome, Plan, Record, RunConfig
 from tests.ledger.ledger_logs import LEDGER, REGISTRY, encoded
 
 RUN = b"\x01" * 32
@@ -26,7 +29,7 @@ def account(replica: int, stage: int) -> str:
     return checksum(bytes([0xA0 + stage, replica]) * 10)
 
 
-class Books:
+class StatedRun:
     """A run of some stages; blocks are 10 s apart."""
 
     def __init__(self, stages: int = 2, replicas: int = 3, rounds: int = 100, **terms: Any) -> None:
@@ -46,7 +49,7 @@ class Books:
         config = replace(self._config, **terms)
         self.tell(lambda at: RunCreated(run, account(0, 0), config, "a-run", self._genesis, at))
 
-    def tell(self, event: Any) -> EventPosition:
+    def tell(self, event: Callable[[EventPosition], Event]) -> EventPosition:
         """An event in a block of its own."""
         self.block += 1
         name = self.block.to_bytes(32, "big")
@@ -99,7 +102,7 @@ class Books:
         query = "SELECT run, topics, data, logs.tx FROM logs JOIN seals USING (block, log_index, run) ORDER BY stage"
         last = [(self.block + rounds - 1, stage, *log) for stage, log in enumerate(self.index.rows(query))]
 
-        def write(db: Any) -> None:
+        def write(db: sqlite3.Connection) -> None:
             db.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?)", blocks)
             db.executemany(f"INSERT INTO seals VALUES ({', '.join('?' * 21)})", seals)
             db.executemany("INSERT INTO logs VALUES (?, ?, ?, ?, ?, ?)", last)
@@ -112,11 +115,11 @@ class Books:
     def _time(self) -> int:
         return START + 10 * self.block
 
-    def _write(self, event: Any) -> None:
+    def _write(self, event: Event) -> None:
         log, at = encoded(event), event.at
         topics = b"".join(bytes.fromhex(topic[2:]) for topic in log["topics"])
 
-        def write(db: Any) -> None:
+        def write(db: sqlite3.Connection) -> None:
             db.execute("INSERT OR IGNORE INTO blocks VALUES (?, ?, ?, ?)", (at.block, at.block_hash, at.time, 0))
             row = (at.block, at.log_index, event.run, topics, bytes.fromhex(log["data"][2:]), at.tx)
             db.execute("INSERT INTO logs VALUES (?, ?, ?, ?, ?, ?)", row)
@@ -130,17 +133,22 @@ def _name(*of: int) -> bytes:
     return bytes(one % 256 for one in of) * 8
 
 
-class Silent:
-    """A client of an index, whose chain node says nothing."""
+class SilentRpc:
+    """Of a chain node that says nothing."""
 
-    def __init__(self, books: Books) -> None:
-        self._books, self.rpc, self.domain = books, self, Domain(31337, LEDGER)
-
-    def open_index(self) -> EventIndex:
-        return self._books.index
-
-    def with_patience(self, seconds: float) -> Silent:
+    def with_patience(self, seconds: float) -> Self:
         return self
 
-    def head(self) -> Any:
+    def head(self) -> NoReturn:
         raise LedgerUnavailable("nobody answers")
+
+
+class SilentClient(LedgerClient):
+    """Of a stated run's index."""
+
+    def __init__(self, stated: StatedRun) -> None:
+        super().__init__("http://127.0.0.1:9", LEDGER, chain_id=stated.index.domain.chain_id)
+        self.rpc, self._stated = SilentRpc(), stated
+
+    def open_index(self) -> EventIndex:
+        return self._stated.index

@@ -1,0 +1,91 @@
+"""An audit from its request to its report: level 1, then level 2, then level 3 if it is asked for."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from dlx.ledger.client import LedgerClient
+from dlx.ledger.view.run_view import RunView
+from dlx.node.audit.chain_trust import check_chain_nodes
+from dlx.node.audit.ledger import audit_ledger
+from dlx.node.audit.manifest import is_here
+from dlx.node.audit.outer import audit_outer
+from dlx.node.audit.report import Report
+from dlx.node.audit.request import AuditRequest
+from dlx.node.audit.sources.blobs import Source
+from dlx.node.audit.sources.places import member_verdicts, open_sources
+from dlx.node.runs.find import view_of
+from dlx.training.recipe.manifest import Lineage
+
+Tell = Callable[[str], None]
+
+
+def audit(
+    client: LedgerClient,
+    request: AuditRequest,
+    show: Tell = lambda line: None,
+    say: Tell = lambda line: None,
+    report: Report | None = None,
+) -> Report:
+    """The whole history of a run, or up to the block `request.head`, with blobs from the request's places and the run's
+    peers, in a working folder of its own.
+
+    `show` is told each step, `say` what is worth keeping. `report`: a new one of the run, for who wants to look at it
+    whenever `show` is called; it is what is returned. Raises Failure where the ledger knows no such run,
+    LedgerUnavailable where the chain node is silent.
+    """
+    with (
+        open_sources(client, request.run, request.places, say, show) as sources,
+        tempfile.TemporaryDirectory(prefix="dlx-audit-") as work,
+    ):
+        return audit_from(sources, Path(work), client, request, show, report)
+
+
+def audit_from(
+    sources: Sequence[Source],
+    work: Path,
+    client: LedgerClient,
+    request: AuditRequest,
+    show: Tell = lambda line: None,
+    report: Report | None = None,
+) -> Report:
+    """`audit` with blobs from these sources.
+
+    Working copies of blobs go to the empty folder `work`: never more than three versions of each stage and two rounds'
+    payloads.
+    """
+    report = report or Report(request.run)
+    with ExitStack() as stack:
+        found = audit_ledger(report, client, request.head, show, stack)
+        if found is not None:
+            view, history = found
+            audit_outer(report, view, sources, work, show, partial(_parent, client))
+            if request.replay is not None:
+                from dlx.node.audit.inner import audit_inner  # what it imports takes a moment
+
+                folder = work / "level3"
+                folder.mkdir()
+                verdicts = member_verdicts(client, request.run, request.places, sources)
+                audit_inner(report, view, history.block_hash, sources, folder, request.replay, verdicts, show)
+            if report.facts["state"] != "complete":
+                report.cannot_establish(f"how the run ends: {report.facts['rounds']} so far")
+            check_chain_nodes(report, client, history, report.facts.get("confirmations"))
+    if request.replay is None:
+        report.cannot_establish("that honest inner steps produced the payloads: add --level 3")
+    else:
+        report.cannot_establish("that honest inner steps produced what was not replayed")
+    report.cannot_establish("that the data is clean: its bytes are the manifest's, what they say was not read")
+    report.cannot_establish("that two accounts are two people")
+    return report
+
+
+def _parent(client: LedgerClient, lineage: Lineage) -> RunView | None:
+    """The run that another one starts from, by this ledger's events; None where it is on another."""
+    if not is_here(lineage, client.domain):
+        return None
+    with client.events() as index:
+        return view_of(index, bytes.fromhex(lineage.run[2:]))
