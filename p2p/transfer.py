@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any, TypeVar
 
 import trio
 from libp2p.abc import INetStream
@@ -22,7 +23,17 @@ from dlx.ground.merkle import HASH_BYTES, LEAF_BYTES, leaf_hashes, root_of
 from dlx.p2p import wire
 from dlx.p2p.host import Host
 from dlx.p2p.muxer import lay_down, take_up
-from dlx.p2p.sharing import HESITATION, LONGEST_SILENCE, SHARERS, SILENCE, Asked, Sharing, Source, pieces_of
+from dlx.p2p.sharing import (
+    HESITATION,
+    LEAST_RATE,
+    LONGEST_SILENCE,
+    SHARERS,
+    SILENCE,
+    Asked,
+    Sharing,
+    Source,
+    pieces_of,
+)
 from dlx.p2p.streams import StreamBroken, let_go, read_short, read_some, write_short
 
 BLOB = "/dlx/blob/2"
@@ -37,6 +48,7 @@ _LOOK = 0.1  # s
 _READ = 256 * 1024
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Wrong(Exception):
@@ -58,6 +70,36 @@ class Peers:
         for known in (self.rates, self.idle, self.places):
             for peer in known.keys() - set(connected):
                 del known[peer]
+
+
+class Progress:
+    """What got done of a download, in bytes: those that came, and LEAST_RATE for every second of work on the disk."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._on_disk = 0.0  # s, of work that has ended
+        self._works, self._since = 0, 0.0  # under way, and since when there is any
+
+    @property
+    def done(self) -> float:
+        under_way = trio.current_time() - self._since if self._works else 0.0
+        return self.bytes + LEAST_RATE * (self._on_disk + under_way)
+
+    def came(self, count: int) -> None:
+        """So many bytes did."""
+        self.bytes += count
+
+    async def on_disk(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do the work in a thread. It may take minutes where the disk is slow: hashing a large blob, or `fsync`."""
+        if not self._works:
+            self._since = trio.current_time()
+        self._works += 1
+        try:
+            return await trio.to_thread.run_sync(work, *arguments)
+        finally:
+            self._works -= 1
+            if not self._works:
+                self._on_disk += trio.current_time() - self._since
 
 
 class Line:
@@ -108,7 +150,7 @@ class Transfer:
     """From `run` on; then see what of `partial` is done.
 
     `root`: of the blob's Merkle tree, if known: then peers may have the blob, a part of it or none, and each of
-    `shares` passes a share of it on. Without it all peers have it. `moved` is told of bytes that came.
+    `shares` passes a share of it on. Without it all peers have it.
     """
 
     def __init__(
@@ -120,7 +162,7 @@ class Transfer:
         partial: Partial,
         root: bytes | None = None,
         shares: Mapping[str, range] = {},
-        moved: Callable[[int], None] = lambda count: None,
+        progress: Progress | None = None,
     ) -> None:
         self.root, self.partial, self.kind = root, partial, kind
         self.leaves = b""  # hashes, one after the other, once they are known and what lies here was checked
@@ -131,7 +173,7 @@ class Transfer:
         self.grew = trio.Event()  # replaced whenever there is more
         self.is_over = False
         self._host, self._known, self._hash = host, known, hash_
-        self._shares, self._told, self._random = shares, moved, Random()
+        self._shares, self._progress, self._random = shares, progress or Progress(), Random()
         self._came = 0  # bytes
         self._others: Sequence[str] = ()  # that were not asked yet
         self._scopes: dict[Asked, trio.CancelScope] = {}
@@ -366,7 +408,7 @@ class Transfer:
         data = bytes(rest[:size]) if size < len(rest) else bytes(rest)
         del rest[:size]
         count = -(-size // self.partial.piece)
-        await trio.to_thread.run_sync(self._write, first, data)
+        await self._progress.on_disk(self._write, first, data)
         self.sources.update(dict.fromkeys(range(first, first + count), source.peer))
         self._grow()
         return count
@@ -383,7 +425,7 @@ class Transfer:
 
     def _moved(self, count: int) -> None:
         self._came += count
-        self._told(count)
+        self._progress.came(count)
 
     def _grow(self) -> None:
         self.grew.set()
@@ -442,8 +484,8 @@ class Transfer:
         async with self._believing:
             if self.leaves:
                 return
-            if partial.done and (bad := await trio.to_thread.run_sync(wrong)):
-                await trio.to_thread.run_sync(partial.drop, bad)
+            if partial.done and (bad := await self._progress.on_disk(wrong)):
+                await self._progress.on_disk(partial.drop, bad)
                 self._sharing = Sharing(partial.size, partial.piece, partial.done, self._sharing.own)
             self.leaves = leaves
             self._grow()
