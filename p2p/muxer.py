@@ -109,11 +109,28 @@ def hard_close(network: Swarm, peer: ID) -> None:
         stream_of(conn).kill()
 
 
+def _wakes_writers(name: str) -> Any:
+    """A field that the library changes in many places: each change wakes who waits for window."""
+
+    def get(stream: "LeanStream") -> Any:
+        return stream.__dict__[name]
+
+    def change(stream: "LeanStream", value: Any) -> None:
+        stream.__dict__[name] = value
+        stream.writers.unpark_all()
+
+    return property(get, change)
+
+
 class LeanStream(YamuxStream):
     """The library's stream with a third of its task switches and packets.
 
     It gives window back in large steps instead of after every read, and a writer waits longer than 5 s for it.
     """
+
+    writers: trio.lowlevel.ParkingLot  # those that wait for window
+    send_window = _wakes_writers("send_window")
+    closed = _wakes_writers("closed")
 
     held = False  # by us: a transfer or a pipe that we opened
     bulk = False  # what is written on it now lets everything else on the connection go first
@@ -186,11 +203,11 @@ class LeanStream(YamuxStream):
         return self.recv_closed or self.closed or self.reset_received or self.conn.event_shutting_down.is_set()
 
     async def _wait_for_window(self) -> None:
-        deadline = trio.current_time() + WINDOW_DEADLINE
-        while self.send_window <= 0 and not self.closed:
-            if trio.current_time() > deadline:
-                raise MuxedStreamError(f"the peer read nothing for {WINDOW_DEADLINE:.0f} s")
-            await trio.sleep(0.002)
+        with trio.move_on_after(WINDOW_DEADLINE):
+            while self.send_window <= 0 and not self.closed:
+                await self.writers.park()
+            return
+        raise MuxedStreamError(f"the peer read nothing for {WINDOW_DEADLINE:.0f} s")
 
     async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
         self._pending_recv_release += bytes_read
@@ -200,6 +217,13 @@ class LeanStream(YamuxStream):
             self.target_recv_window = WINDOW
             self.recv_window += credit
             await self.send_window_update(credit)
+
+
+def lean(stream: YamuxStream) -> LeanStream:
+    """A stream that nobody has read from or written to, made one of ours: see `p2p.layout`."""
+    stream.__dict__["writers"] = trio.lowlevel.ParkingLot()
+    stream.__class__ = LeanStream
+    return cast(LeanStream, stream)
 
 
 class GuardedYamux(Yamux):
@@ -227,14 +251,10 @@ class GuardedYamux(Yamux):
         return any(stream.held and not stream.closed for stream in self.streams.values())  # type: ignore[attr-defined]
 
     async def open_stream(self) -> YamuxStream:
-        stream = await super().open_stream()
-        stream.__class__ = LeanStream  # before the first read
-        return stream
+        return lean(await super().open_stream())
 
     async def accept_stream(self) -> IMuxedStream:
-        stream = await super().accept_stream()
-        stream.__class__ = LeanStream
-        return stream
+        return lean(cast(YamuxStream, await super().accept_stream()))
 
     async def start(self) -> None:
         try:
