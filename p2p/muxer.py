@@ -4,16 +4,20 @@ import logging
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import trio
-from libp2p.abc import IMuxedConn, IMuxedStream, INetStream
+from libp2p.abc import IMuxedConn, IMuxedStream, INetStream, ISecureConn
+from libp2p.custom_types import TProtocol
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.stream_muxer.exceptions import MuxedStreamError
+from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux.yamux import (
     HEADER_SIZE,
+    PROTOCOL_ID,
     TYPE_DATA,
     TYPE_WINDOW_UPDATE,
     YAMUX_HEADER_FORMAT,
@@ -23,6 +27,7 @@ from libp2p.stream_muxer.yamux.yamux import (
 
 from dlx.ground.meter import Meter
 from dlx.p2p.layout import LIBP2P_VERSION, GuardError
+from dlx.p2p.negotiation import bound_names
 from dlx.p2p.noise import LeanSession
 from dlx.p2p.streams import Data, acquire
 from dlx.p2p.transport import MeteredStream
@@ -55,17 +60,6 @@ def tcp_of(muxed: Any) -> MeteredStream:
     if not isinstance(stream, MeteredStream):
         raise GuardError(f"libp2p's layers have changed: {type(stream).__name__} carries the connection")
     return stream
-
-
-def guarded(conn: IMuxedConn, is_registered: Callable[[], bool]) -> "GuardedYamux":
-    """A muxer that has not started, made one of ours: the library makes its own, whatever class it is given."""
-    conn.__class__ = GuardedYamux
-    muxed = cast(GuardedYamux, conn)
-    muxed.since, muxed.bulk, muxed.is_registered = trio.current_time(), trio.Lock(), is_registered
-    muxed.tcp = tcp_of(muxed)
-    muxed.secured_conn.__class__ = LeanSession
-    cast(LeanSession, muxed.secured_conn).begin(muxed.tcp, muxed.take)
-    return muxed
 
 
 def address_of(stream: INetStream) -> str:
@@ -220,7 +214,8 @@ class LeanStream(YamuxStream):
 
 
 def lean(stream: YamuxStream) -> LeanStream:
-    """A stream that nobody has read from or written to, made one of ours: see `p2p.layout`."""
+    """A stream that nobody has read from or written to, made one of ours: the library makes its own in the midst of
+    its long loops (see docs/dependencies.md)."""
     stream.__dict__["writers"] = trio.lowlevel.ParkingLot()
     stream.__class__ = LeanStream
     return cast(LeanStream, stream)
@@ -230,10 +225,15 @@ class GuardedYamux(Yamux):
     """Bounds what a peer can make us keep, and dies alone."""
 
     overflow: Callable[[], None] = staticmethod(lambda: None)  # told when a peer went too far
-    is_registered: Callable[[], bool] = staticmethod(lambda: False)  # whether it comes before strangers
-    since = 0.0  # when it was made
-    tcp: MeteredStream
-    bulk: trio.Lock  # of what is written in bulk one frame at a time waits for its turn among all others
+
+    def __init__(self, session: LeanSession, peer: ID, is_registered: Callable[[str], bool]) -> None:
+        """`is_registered`: whether a peer id comes before strangers."""
+        super().__init__(session, peer, session.is_initiator)
+        self.since = trio.current_time()
+        self.tcp = tcp_of(self)
+        self.bulk = trio.Lock()  # of what is written in bulk one frame at a time waits for its turn among all others
+        self.is_registered = partial(is_registered, str(peer))
+        session.begin(self.tcp, self.take)
 
     @property
     def frame(self) -> int:
@@ -308,3 +308,17 @@ class GuardedYamux(Yamux):
         if length > FRAME_LIMIT or waiting + length > limit:
             self.overflow()
             raise _TooMuchBuffered(f"{waiting} bytes unread and {length} more")
+
+
+class GuardedMuxers(MuxerMultistream):
+    """The library's own makes its own Yamux, whatever class it is given."""
+
+    def __init__(self, is_registered: Callable[[str], bool]) -> None:
+        super().__init__({TProtocol(PROTOCOL_ID): GuardedYamux})
+        self._is_registered = is_registered
+        bound_names(self._selector)
+
+    async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
+        muxed = GuardedYamux(cast(LeanSession, conn), peer_id, self._is_registered)
+        return self._annotate_connection(muxed, conn, protocol)
