@@ -2,6 +2,10 @@
 
 A fork takes milliseconds where a fresh interpreter takes seconds of imports, and all forks share the memory of what was
 imported. `ground.forking` is the server's side.
+
+`multiprocessing.forkserver` does not serve here, in three ways. Its server is its owner's alone, where the nodes of a
+devnet share one by the path of its socket. Its forks outlive whoever asked for them and was killed. And its forks write
+where the server writes, where each of ours has a log of its own.
 """
 
 import contextlib
