@@ -33,8 +33,8 @@ from dlx.p2p.ping import PING, answer_pings, until_silent
 from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
 
 HELLO = TProtocol("/dlx/hello/2")
-RECORDS, VERDICTS = "/dlx/records/1", "/dlx/verdicts/1"
-GOSSIP = (PROTOCOL_ID_V11, RECORDS, VERDICTS)  # what carries what members say
+MESSAGES, VERDICTS = "/dlx/records/1", "/dlx/verdicts/1"
+GOSSIP = (PROTOCOL_ID_V11, MESSAGES, VERDICTS)  # what carries what members say
 OPEN_PROTOCOLS = frozenset({HELLO, "/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0"})  # before the hello is agreed
 
 HELLO_DEADLINE = 10.0  # s from the connection to an agreed hello
@@ -178,7 +178,7 @@ class Host:
         """Bytes (sent, received) so far as payload, pipe, blobs, gossip and signalling; together they are `bytes_sent`
         and `bytes_received`.
 
-        What streams of the other kinds carry is theirs, gossip with the records and verdicts that are asked for; all
+        What streams of the other kinds carry is theirs, gossip with the messages and verdicts that are asked for; all
         else is signalling: hello, identify, DHT, ping, handshakes, and the headers of Yamux and Noise.
         """
         found = {kind: (meter.sent, meter.received) for kind, meter in self._meters.items()}
