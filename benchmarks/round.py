@@ -39,7 +39,7 @@ from dlx.training.recipe.draft import complete, draft_from_toml
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.presets import PRESETS
 from dlx.training.recipe.recipe import BlobRef
-from dlx.training.slot.records import RoundInputs
+from dlx.training.slot.rounds import RoundInputs
 from dlx.training.slot.undecided import Undecided
 
 SIZES = {  # parameters, about -> layers, width, width of the feed-forward layers, tokens

@@ -17,7 +17,7 @@ from dlx.p2p.pipe import PipeService
 from dlx.training.data.shards import DataManifest
 from dlx.training.models.placement import Placement
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.slot.records import Trained
+from dlx.training.slot.rounds import Trained
 
 
 @dataclass(frozen=True)

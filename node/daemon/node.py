@@ -58,7 +58,7 @@ from dlx.p2p.host import Host
 from dlx.p2p.verdicts import VerdictExchange
 from dlx.training.data.shards import DataError
 from dlx.training.recipe.strict import ManifestError
-from dlx.training.slot.records import Trained
+from dlx.training.slot.rounds import Trained
 
 RETURN_SECONDS = 30.0  # for the block that has the return of our slot
 MEET_SECONDS = 10.0

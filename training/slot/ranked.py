@@ -27,7 +27,7 @@ from dlx.training.slot.change import Start, filled
 from dlx.training.slot.files import Own
 from dlx.training.slot.orders import Encoding, Fill, Made, Sources, TakeUp, Trouble
 from dlx.training.slot.owned import fill
-from dlx.training.slot.records import RoundInputs
+from dlx.training.slot.rounds import RoundInputs
 from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.slot import Slot
 from dlx.training.slot.starting import take_up

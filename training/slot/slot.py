@@ -39,7 +39,7 @@ from dlx.training.slot.change import Change, Difference, Start, filled
 from dlx.training.slot.files import Own, SlotError, SlotFiles, State
 from dlx.training.slot.kept import kept
 from dlx.training.slot.recording import Recorder
-from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.segments import SegmentState, segment_steps
 from dlx.training.slot.trace import Trace, stated_loss
 

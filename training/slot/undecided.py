@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from dlx.ground import durable
 from dlx.training.recipe.recipe import Recipe
-from dlx.training.slot.records import Trained
+from dlx.training.slot.rounds import Trained
 from dlx.training.slot.trace import Trace, handed_over
 
 _FINISHED = "round"  # the file that makes a folder a finished round
