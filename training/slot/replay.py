@@ -37,7 +37,7 @@ from dlx.training.recipe.recipe import Plan, embedding_shape, packing, parse_mod
 from dlx.training.slot.captured import Piece, Recorded
 from dlx.training.slot.change import Difference, Start, change_into, filled
 from dlx.training.slot.distances import Arrays, distance, optimiser_distance, relative, thresholds
-from dlx.training.slot.kept import TOLERANCE, kept
+from dlx.training.slot.energy import TOLERANCE, kept
 from dlx.training.slot.segments import segment, segment_steps
 from dlx.training.slot.trace import Statement, Trace, handed_over, trace_faults
 

@@ -37,8 +37,8 @@ from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.capture import Recorder
 from dlx.training.slot.change import Change, Difference, Start, filled
+from dlx.training.slot.energy import kept
 from dlx.training.slot.files import Own, SlotError, SlotFiles, State
-from dlx.training.slot.kept import kept
 from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.segments import SegmentState, segment_steps
 from dlx.training.slot.trace import Trace, stated_loss
