@@ -29,12 +29,12 @@ from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from dlx.ground.meter import Meter
+from dlx.p2p.admission import Place, is_loopback, prefix, worst
 from dlx.p2p.buckets import Buckets
 from dlx.p2p.limit import Limit
 from dlx.p2p.muxer import GuardedMuxers, GuardedYamux, address_of, count_on, tcp_of
 from dlx.p2p.negotiation import bound_names
 from dlx.p2p.noise import LeanNoise
-from dlx.p2p.places import Place, is_loopback, prefix, worst
 from dlx.p2p.served import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go
 from dlx.p2p.transport import MeteredStream, MeteredTCP
@@ -62,7 +62,7 @@ class _NoAutoConnector(AutoConnector):
 
 
 class GuardedSwarm(Swarm):
-    """Noise over metered TCP only. When places are too few, the worst goes; see `p2p.places`.
+    """Noise over metered TCP only. When places are too few, the worst goes; see `p2p.admission`.
 
     `registered(name)`: whether the ledger names a peer id, or an IP address as one of a peer that it names.
     `dropped(reason, name)` is told of each connection that had to go, or was not let in: by its address in the

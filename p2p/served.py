@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from dlx.p2p.places import Place, prefix, worst
+from dlx.p2p.admission import Place, prefix, worst
 
 
 @dataclass(eq=False)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from dlx.p2p.places import SHARE
+from dlx.p2p.admission import SHARE
 from dlx.p2p.served import Served, ServedStreams
 
 LIMIT, PER_PEER = 8, 3

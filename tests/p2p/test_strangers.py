@@ -19,7 +19,7 @@ from multiaddr import Multiaddr
 
 from dlx.ground.blobs import CHUNK
 from dlx.ground.merkle import leaf_hashes, root_of
-from dlx.p2p import guard, host, places, serving, wire
+from dlx.p2p import admission, guard, host, serving, wire
 from dlx.p2p.host import Host
 from dlx.p2p.streams import StreamBroken, read_exact, read_short, write_short
 from tests.p2p.network import HELLO, Node, network, running, until
@@ -226,7 +226,7 @@ async def test_members_are_served_before_strangers(tmp_path):
             await member.blobs.fetch(names[2], 64 * MIB, [server.id], 120)
             seconds, taken = trio.current_time() - started, _received(strangers) - before
         under_way = serving.STRANGERS_AT_ONCE * CHUNK + MIB  # and what is no blob
-        assert taken < 48 * MIB / places.SHARE + seconds * places.TRICKLE + places.SAVED + under_way
+        assert taken < 48 * MIB / admission.SHARE + seconds * admission.TRICKLE + admission.SAVED + under_way
         assert all(node.store.has(name) for node, name in zip(strangers, names, strict=False))  # and they are served
 
 
