@@ -14,7 +14,7 @@ from libp2p.abc import INetStream
 from dlx.p2p.buckets import Buckets
 from dlx.p2p.host import Host
 from dlx.p2p.muxer import address_of
-from dlx.p2p.served import ServedStreams
+from dlx.p2p.stream_admission import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
 
 DIALBACK = "/dlx/dialback/1"

@@ -35,7 +35,7 @@ from dlx.p2p.limit import Limit
 from dlx.p2p.muxer import GuardedMuxers, GuardedYamux, address_of, count_on, tcp_of
 from dlx.p2p.negotiation import bound_names
 from dlx.p2p.noise import LeanNoise
-from dlx.p2p.served import ServedStreams
+from dlx.p2p.stream_admission import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go
 from dlx.p2p.transport import MeteredStream, MeteredTCP
 

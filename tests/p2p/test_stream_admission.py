@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from dlx.p2p.admission import SHARE
-from dlx.p2p.served import Served, ServedStreams
+from dlx.p2p.stream_admission import Served, ServedStreams
 
 LIMIT, PER_PEER = 8, 3
 MEMBERS = {"m0", "m1", "m2"}
