@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 import trio
 from libp2p.abc import INetStream
 
-from dlx.p2p.buckets import Buckets
 from dlx.p2p.host import Host
 from dlx.p2p.muxer import address_of
 from dlx.p2p.stream_admission import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
+from dlx.p2p.token_buckets import Buckets
 
 DIALBACK = "/dlx/dialback/1"
 MOST_PORTS = 4  # in a question

@@ -12,9 +12,9 @@ from libp2p.pubsub.validators import signature_validator
 from libp2p.tools.anyio_service import background_trio_service
 
 from dlx.p2p import wire
-from dlx.p2p.buckets import Buckets
 from dlx.p2p.host import Host
 from dlx.p2p.mesh import GuardedGossipSub, GuardedPubsub, topic_id
+from dlx.p2p.token_buckets import Buckets
 
 ORIGIN_RATE = 20.0  # messages/s of one origin, through whomever they come
 FORWARDER_RATE = 400.0  # messages/s of one neighbour, whoever made them

@@ -30,13 +30,13 @@ from multiaddr import Multiaddr
 
 from dlx.ground.meter import Meter
 from dlx.p2p.admission import Place, is_loopback, prefix, worst
-from dlx.p2p.buckets import Buckets
 from dlx.p2p.limit import Limit
 from dlx.p2p.muxer import GuardedMuxers, GuardedYamux, address_of, count_on, tcp_of
 from dlx.p2p.negotiation import bound_names
 from dlx.p2p.noise import LeanNoise
 from dlx.p2p.stream_admission import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go
+from dlx.p2p.token_buckets import Buckets
 from dlx.p2p.transport import MeteredStream, MeteredTCP
 
 STREAM_LIMIT, STRANGER_STREAMS = 256, 64  # streams a peer may have open on one connection

@@ -7,9 +7,9 @@ import trio
 from libp2p.abc import INetStream
 
 from dlx.p2p import wire
-from dlx.p2p.buckets import Buckets
 from dlx.p2p.host import MESSAGES, Host
 from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
+from dlx.p2p.token_buckets import Buckets
 
 RATE = 10.0  # requests/s of one peer, bursts of 100
 TURNS = 8  # requests for one round, so replies of 16 KiB

@@ -19,13 +19,13 @@ from dlx.ground.blobs import CHUNK, BlobStore, Kind
 from dlx.ground.merkle import file_leaves, root_of
 from dlx.p2p import wire
 from dlx.p2p.admission import Leftover, owner
-from dlx.p2p.buckets import Buckets
 from dlx.p2p.host import Host
 from dlx.p2p.muxer import address_of, in_bulk
 from dlx.p2p.precedence import PIECE, Precedence
 from dlx.p2p.sharing import LEAST_RATE, bitmap
 from dlx.p2p.stream_admission import ServedStreams
 from dlx.p2p.streams import StreamBroken, read_short, write_all, write_short
+from dlx.p2p.token_buckets import Buckets
 from dlx.p2p.transfer import BLOB, Transfer
 
 STREAMS = 64

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlx.p2p.buckets import Buckets
+from dlx.p2p.token_buckets import Buckets
 
 STEPS = st.lists(st.tuples(st.floats(0, 10), st.floats(0, 5)), max_size=50)
 
