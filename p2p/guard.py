@@ -30,7 +30,7 @@ from multiaddr import Multiaddr
 
 from dlx.ground.meter import Meter
 from dlx.p2p.admission import Place, is_loopback, prefix, worst
-from dlx.p2p.limit import Limit
+from dlx.p2p.bandwidth import Limit
 from dlx.p2p.muxer import GuardedMuxers, GuardedYamux, address_of, count_on, tcp_of
 from dlx.p2p.negotiation import bound_names
 from dlx.p2p.noise import LeanNoise
