@@ -25,7 +25,7 @@ from dlx.p2p import wire
 from dlx.p2p.addresses import AddressError, check_free, expand, ip_addresses, parse_address, parse_peer_id, usable
 from dlx.p2p.bandwidth import Limit
 from dlx.p2p.discovery import Dialer, Discovery
-from dlx.p2p.guard import GuardedHost, GuardedSwarm, Reject
+from dlx.p2p.guarded_host import GuardedHost, GuardedSwarm, Reject
 from dlx.p2p.layout import check_layout
 from dlx.p2p.muxer import count_on, hard_close, hold, stream_of
 from dlx.p2p.peerstore import PeerStore

@@ -17,7 +17,7 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.utils import maybe_consume_signed_record
 
-from dlx.p2p.guard import GuardedHost, Reject
+from dlx.p2p.guarded_host import GuardedHost, Reject
 from dlx.p2p.streams import StreamBroken, read_some
 
 PATIENCE = 4  # calls of `tend` that the library has to get a stream by itself
