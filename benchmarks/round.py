@@ -327,11 +327,11 @@ class _Rounds:
 
     def _receive(self, begin: Callable[[str], object]) -> None:
         """The work that grows with the payloads, once more and alone."""
-        from dlx.training.outer.inner_products import Products
+        from dlx.training.outer.inner_products import InnerProducts
         from dlx.training.outer.step import measure_round
 
         for _ in range(2):
-            products = Products(codec(self._manifest.codec.name), self._shapes, THREADS)
+            products = InnerProducts(codec(self._manifest.codec.name), self._shapes, THREADS)
             begin("check")
             with self._timing("check"):
                 for one in self._received:

@@ -36,7 +36,7 @@ from dlx.p2p.negotiation import bound_names
 from dlx.p2p.noise import LeanNoise
 from dlx.p2p.stream_admission import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go
-from dlx.p2p.token_buckets import Buckets
+from dlx.p2p.token_buckets import TokenBuckets
 from dlx.p2p.transport import MeteredStream, MeteredTCP
 
 STREAM_LIMIT, STRANGER_STREAMS = 256, 64  # streams a peer may have open on one connection
@@ -81,7 +81,7 @@ class GuardedSwarm(Swarm):
         self.registered = registered
         self._dropped = dropped
         self._handshakes: dict[MeteredStream, Place] = {}
-        self._rate = Buckets(HANDSHAKE_RATE, HANDSHAKE_BURST)
+        self._rate = TokenBuckets(HANDSHAKE_RATE, HANDSHAKE_BURST)
         self._entering: list[GuardedYamux] = []  # past the handshake, and not yet among the connections
         noise = LeanNoise(keys, noise_privkey=create_noise_key_pair().private_key)
         peer = ID.from_pubkey(keys.public_key)

@@ -9,7 +9,7 @@ from libp2p.abc import INetStream
 from dlx.p2p import wire
 from dlx.p2p.host import MESSAGES, Host
 from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
-from dlx.p2p.token_buckets import Buckets
+from dlx.p2p.token_buckets import TokenBuckets
 
 RATE = 10.0  # requests/s of one peer, bursts of 100
 TURNS = 8  # requests for one round, so replies of 16 KiB
@@ -28,7 +28,7 @@ class MessageSync:
 
     def __init__(self, host: Host, beyond: Callable[[wire.RecordsRequest], Iterable[bytes]]) -> None:
         self._host, self._beyond = host, beyond
-        self._requests = Buckets(RATE, burst=10 * RATE)
+        self._requests = TokenBuckets(RATE, burst=10 * RATE)
         host.serve(MESSAGES, self._serve)
 
     async def ask(self, peer: str, stage: int, round: int, seals: bool, have: Iterable[bytes]) -> list[bytes]:

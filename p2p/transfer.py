@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Wrong(Exception):
+class WrongBytes(Exception):
     """A peer sent other bytes than the blob has."""
 
 
@@ -261,7 +261,7 @@ class Transfer:
                     for _ in range(STREAMS - 1):
                         self._nursery.start_soon(self._assist, source)
                 await self._work(line, source)
-        except (StreamBroken, trio.TooSlowError, wire.WireError, Wrong) as error:
+        except (StreamBroken, trio.TooSlowError, wire.WireError, WrongBytes) as error:
             self._blame(peer, error)
         except OSError as error:
             self._disk = error
@@ -278,7 +278,7 @@ class Transfer:
         try:
             async with self._known.places[source.peer], self._line(source.peer) as line:
                 await self._work(line, source)
-        except (StreamBroken, trio.TooSlowError, wire.WireError, Wrong) as error:
+        except (StreamBroken, trio.TooSlowError, wire.WireError, WrongBytes) as error:
             self._blame(source.peer, error)
         except OSError as error:
             self._disk = error
@@ -293,7 +293,7 @@ class Transfer:
         self.failed[peer] += 1
         if isinstance(error, wire.WireError):
             self._host.reject("blob_malformed", peer)
-        if isinstance(error, Wrong) and peer not in self.wrong:
+        if isinstance(error, WrongBytes) and peer not in self.wrong:
             self.wrong.add(peer)
             self._host.ban(peer, "bad_blob")
 
@@ -365,7 +365,7 @@ class Transfer:
                 self._scopes[asked].cancel()
 
     async def _fetch(self, line: Line, source: Source, asked: Asked) -> None:
-        """Raises StreamBroken, Wrong. Whole pieces that came are kept, whatever happens to the rest."""
+        """Raises StreamBroken, WrongBytes. Whole pieces that came are kept, whatever happens to the rest."""
         partial = self.partial
         offset = asked.first * partial.piece
         length = min(asked.end * partial.piece, partial.size) - offset
@@ -401,7 +401,9 @@ class Transfer:
             self._nursery.cancel_scope.cancel()
 
     async def _keep(self, source: Source, first: int, rest: bytearray, ends: bool) -> int:
-        """Check and write the whole pieces at the beginning of `rest`, and take them off; how many. Raises Wrong."""
+        """Check and write the whole pieces at the beginning of `rest`, and take them off; how many.
+
+        Raises WrongBytes."""
         size = len(rest) if ends else len(rest) // self.partial.piece * self.partial.piece
         if not size:
             return 0
@@ -415,7 +417,7 @@ class Transfer:
 
     def _write(self, first: int, data: bytes) -> None:
         if self.root is not None and not self._matches(self.leaves, first, data):
-            raise Wrong(f"piece {first} is not what the Merkle root says")
+            raise WrongBytes(f"piece {first} is not what the Merkle root says")
         self.partial.write(first, data)
 
     def _matches(self, leaves: bytes, first: int, data: bytes) -> bool:
@@ -435,7 +437,7 @@ class Transfer:
 
     async def _have_leaves(self, line: Line) -> None:
         """From one peer; every SILENCE seconds from the next one too: they are few, and nothing can begin without
-        them. Raises StreamBroken, Wrong."""
+        them. Raises StreamBroken, WrongBytes."""
         while not self.leaves and trio.current_time() < self._hashing + SILENCE:
             with trio.move_on_at(self._hashing + SILENCE):
                 await self.grew.wait()
@@ -466,10 +468,10 @@ class Transfer:
         return -(-self.partial.size // LEAF_BYTES) * HASH_BYTES
 
     async def _take_hashes(self, found: bytes) -> None:
-        """Raises Wrong."""
+        """Raises WrongBytes."""
         if not self.leaves:
             if await trio.to_thread.run_sync(root_of, found) != self.root:
-                raise Wrong("the hashes of the leaves are not those of the Merkle root")
+                raise WrongBytes("the hashes of the leaves are not those of the Merkle root")
             await self._believe(found)
 
     async def _believe(self, leaves: bytes) -> None:

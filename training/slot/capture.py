@@ -17,7 +17,7 @@ from dlx.training.slot.trace import Boundary, Step, agreement
 FORWARD, BACKWARD = ("activation", "embedding"), ("gradient", "tied gradient")  # kinds of messages
 
 
-class Recorder:
+class Capture:
     """Use `previous` and `next` in place of the links of a round; the files go to `folder`."""
 
     def __init__(self, folder: Path, previous: Link | None, next: Link | None) -> None:

@@ -1,4 +1,4 @@
-"""The tensors that went over a stage's pipes in a segment, recorded: what a replay gets in place of its neighbours."""
+"""The tensors that went over a stage's pipes in a segment, captured: what a replay gets in place of its neighbours."""
 
 import struct
 from collections import defaultdict
@@ -27,7 +27,7 @@ class Piece(NamedTuple):
         return unpack(bytearray(data), self.shape, self.packing).numpy().astype(np.float64)
 
 
-class Recorded:
+class Captured:
     """A `Link` to a neighbour of the past: gives what it sent, and compares what it got, in the recorded order."""
 
     def __init__(

@@ -21,7 +21,7 @@ from dlx.training.slot.change import Source
 TOLERANCE = 1  # units: float64 sums in another order may round the other way
 
 
-def kept(shapes: Shapes, change: Source, payload: Payload, threads: int = 1) -> int:
+def kept_energy(shapes: Shapes, change: Source, payload: Payload, threads: int = 1) -> int:
     """The part of the squared norm that decoding the payload takes away of the change's tensors that it has as factors,
     UNIT = 1.0: all where there are none or they are zero, nothing where it leaves more than there was. Raises
     CodecError."""
