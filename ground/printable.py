@@ -9,17 +9,17 @@ import re
 _PLAIN = re.compile("[ -~]*")
 
 
-def printable(hostile: str, most: int | None = None) -> str:
+def printable(hostile: str, length: int | None = None) -> str:
     """One line of it, with U+FFFD for every character that cannot be seen; at most so many characters of it."""
-    if most is not None and len(hostile) > most:
-        return printable(hostile[:most]) + "..."
+    if length is not None and len(hostile) > length:
+        return printable(hostile[:length]) + "..."
     return hostile if hostile.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in hostile)
 
 
-def printable_ascii(hostile: str, most: int) -> str:
-    """The same for fields that take ASCII only, with ? for all other characters; `most` characters at most."""
+def printable_ascii(hostile: str, length: int) -> str:
+    """The same for fields that take ASCII only, with ? for all other characters; `length` characters at most."""
     plain = hostile if _PLAIN.fullmatch(hostile) else "".join(one if " " <= one <= "~" else "?" for one in hostile)
-    return plain if len(plain) <= most else plain[: most - 3] + "..."
+    return plain if len(plain) <= length else plain[: length - 3] + "..."
 
 
 def escaped(json: str) -> str:

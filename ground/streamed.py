@@ -71,9 +71,9 @@ class Stream:
             known.remember(self._file.fileno(), written.sha256)
         return written
 
-    def _wait(self, most: int) -> None:
+    def _wait(self, left: int) -> None:
         """Until no more pieces are under way."""
-        while len(self._under_way) > most:
+        while len(self._under_way) > left:
             for one in self._under_way.popleft():
                 one.result()
 

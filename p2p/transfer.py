@@ -67,9 +67,9 @@ class Peers:
 
     def forget_all_but(self, connected: Collection[str]) -> None:
         """Strangers come and go, and a stream holds its connection."""
-        for known in (self.rates, self.idle, self.places):
-            for peer in known.keys() - set(connected):
-                del known[peer]
+        for by_peer in (self.rates, self.idle, self.places):
+            for peer in by_peer.keys() - set(connected):
+                del by_peer[peer]
 
 
 class Progress:
@@ -106,8 +106,8 @@ class Line:
     """A stream to a peer, for one range after the other. One that was opened before and has nothing to bring any more
     is used again: opening costs more bytes than asking."""
 
-    def __init__(self, host: Host, known: Peers, peer: str, kind: Kind) -> None:
-        self._host, self._idle, self._peer = host, known.idle[peer], peer
+    def __init__(self, host: Host, peers: Peers, peer: str, kind: Kind) -> None:
+        self._host, self._idle, self._peer = host, peers.idle[peer], peer
         self._traffic = "payload" if kind is Kind.PAYLOAD else "blobs"
         self._owed = 0  # bytes of the answer that are still to come; -1: its head is
 
@@ -139,9 +139,9 @@ class Line:
         self._owed = reply.length
         return reply
 
-    async def read(self, most: int) -> bytes:
+    async def read(self, limit: int) -> bytes:
         """Some of them. Raises StreamBroken."""
-        data = await read_some(self._stream, most)
+        data = await read_some(self._stream, limit)
         self._owed -= len(data)
         return data
 
@@ -156,7 +156,7 @@ class Transfer:
     def __init__(
         self,
         host: Host,
-        known: Peers,
+        peers: Peers,
         hash_: bytes,
         kind: Kind,
         partial: Partial,
@@ -172,7 +172,7 @@ class Transfer:
         self.unsure = False  # somebody could not be asked, or was lost
         self.grew = trio.Event()  # replaced whenever there is more
         self.is_over = False
-        self._host, self._known, self._hash = host, known, hash_
+        self._host, self._peers, self._hash = host, peers, hash_
         self._shares, self._progress, self._random = shares, progress or Progress(), Random()
         self._came = 0  # bytes
         self._others: Sequence[str] = ()  # that were not asked yet
@@ -204,7 +204,7 @@ class Transfer:
                 self._nursery.start_soon(self._break_silence)
         for source in self._sharing.sources:
             if source.rate is not None and source.have is None:
-                self._known.rates[source.peer] = source.rate
+                self._peers.rates[source.peer] = source.rate
         if self._disk is not None:
             raise self._disk
 
@@ -248,7 +248,7 @@ class Transfer:
         """Ask it, and have from it what it has. Whether it had nothing, and may later."""
         source, counted = None, first
         try:
-            async with self._known.places[peer], self._line(peer) as line:
+            async with self._peers.places[peer], self._line(peer) as line:
                 source = await self._meet(line, peer)
                 if source is None:
                     return peer in self._shares
@@ -276,7 +276,7 @@ class Transfer:
     async def _assist(self, source: Source) -> None:
         """A further stream to the same peer."""
         try:
-            async with self._known.places[source.peer], self._line(source.peer) as line:
+            async with self._peers.places[source.peer], self._line(source.peer) as line:
                 await self._work(line, source)
         except (StreamBroken, trio.TooSlowError, wire.WireError, WrongBytes) as error:
             self._blame(source.peer, error)
@@ -285,7 +285,7 @@ class Transfer:
             self._nursery.cancel_scope.cancel()
 
     def _line(self, peer: str) -> Line:
-        return Line(self._host, self._known, peer, self.kind)
+        return Line(self._host, self._peers, peer, self.kind)
 
     def _blame(self, peer: str, error: Exception) -> None:
         log.debug("fetching %s from %s: %r", self._hash.hex()[:16], peer, error)
@@ -301,11 +301,11 @@ class Transfer:
         if source in self._sharing.sources:
             self._sharing.sources.remove(source)
         if source is not None and source.rate is not None and source.have is None:
-            self._known.rates[source.peer] = source.rate
+            self._peers.rates[source.peer] = source.rate
 
     async def _meet(self, line: Line, peer: str) -> Source | None:
         """What the peer has; None: nothing."""
-        source = Source(peer, self._known.rates.get(peer), share=self._shares.get(peer, range(0)))
+        source = Source(peer, self._peers.rates.get(peer), share=self._shares.get(peer, range(0)))
         return source if self.root is None or await self._look(line, source) else None
 
     async def _look(self, line: Line, source: Source) -> bool:
@@ -369,7 +369,7 @@ class Transfer:
         partial = self.partial
         offset = asked.first * partial.piece
         length = min(asked.end * partial.piece, partial.size) - offset
-        kept, rest, keep_at = 0, bytearray(), trio.current_time() + KEEP  # pieces, and bytes that wait
+        written, rest, keep_at = 0, bytearray(), trio.current_time() + KEEP  # pieces, and bytes that wait
         scope = self._scopes[asked] = trio.CancelScope()
         try:
             with scope:
@@ -382,19 +382,19 @@ class Transfer:
                     now = trio.current_time()
                     scope.deadline = now + LONGEST_SILENCE + source.patience
                     rest += data
-                    self._sharing.heard(asked, len(data), now)
+                    self._sharing.received(asked, len(data), now)
                     self._moved(len(data))
                     if asked.got == length or (now > keep_at and len(rest) >= partial.piece):
-                        kept += await self._keep(source, asked.first + kept, rest, asked.got == length)
+                        written += await self._keep(source, asked.first + written, rest, asked.got == length)
                         keep_at = trio.current_time() + KEEP
         except StreamBroken:
-            kept += await self._keep(source, asked.first + kept, rest, False)
+            written += await self._keep(source, asked.first + written, rest, False)
             raise
         finally:
             del self._scopes[asked]
             if scope.cancelled_caught:
-                kept += await self._keep(source, asked.first + kept, rest, False)
-            self._sharing.over(asked, kept, trio.current_time())
+                written += await self._keep(source, asked.first + written, rest, False)
+            self._sharing.over(asked, written, trio.current_time())
         if scope.cancelled_caught:
             raise StreamBroken("it was too slow")
         if self.is_complete:

@@ -241,10 +241,10 @@ def combine(operation: np.ufunc, values: np.ndarray, decoder: Decoder, factor: f
         operation(piece, decoded, out=piece)
 
 
-def spans(length: int, block: int, most: int = AT_ONCE) -> Iterator[tuple[int, int]]:
-    """Start and length of the pieces of so many values: whole blocks, but for the last, and at most `most` values where
-    a block is not longer."""
-    size = max(1, most // block) * block
+def spans(length: int, block: int, limit: int = AT_ONCE) -> Iterator[tuple[int, int]]:
+    """Start and length of the pieces of so many values: whole blocks, but for the last, and at most `limit` values
+    where a block is not longer."""
+    size = max(1, limit // block) * block
     for start in range(0, length, size):
         yield start, min(size, length - start)
 

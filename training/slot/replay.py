@@ -381,13 +381,15 @@ class _Opener:
         self._size = steps * step_bytes(manifest)
         self._slack = thresholds(manifest).numbers
 
-    def open(self, came: bytes, went: bytes, numbers: Mapping[str, Sequence[tuple[float, ...]]]) -> "Captured | None":
+    def open(
+        self, incoming: bytes, outgoing: bytes, numbers: Mapping[str, Sequence[tuple[float, ...]]]
+    ) -> "Captured | None":
         """None where there is no such neighbour. Raises Missing, _Fault."""
-        if came == NO_HASH:
+        if incoming == NO_HASH:
             return None
-        received, sent_there = self._file(came), self._file(went)
+        received, sent_there = self._file(incoming), self._file(outgoing)
         if received is None:
-            raise Missing([came])
+            raise Missing([incoming])
         return Captured(received, sent_there, self._pieces, numbers, self._first, self._slack)
 
     def _file(self, name: bytes) -> BinaryIO | None:

@@ -210,18 +210,18 @@ class Slot:
                 on_step(done, loss)
         return states
 
-    def _load(self, start: Start, known: bytes | None) -> bytes:
+    def _load(self, start: Start, base_hash: bytes | None) -> bytes:
         """Take up the start; its hash, unless it is known."""
         shapes = self._loop.shapes
         values = filled(start, shapes)
-        if known is not None and self._loop.in_place:
+        if base_hash is not None and self._loop.in_place:
             version = start.base.whole
             assert isinstance(version, weights.Stored) and start.base.payload is None and not start.ahead
             version.read_all({name: weights.array(one) for name, one in self._loop.weights().items()}, self._threads)
-            return known
-        if known is not None:
+            return base_hash
+        if base_hash is not None:
             self._loop.load_weights(weights.tensors(values))
-            return known
+            return base_hash
         with weights.Writer(shapes) as writer:
 
             def hashed(name: str) -> np.ndarray:
