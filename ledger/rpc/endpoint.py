@@ -16,7 +16,7 @@ import requests
 
 from dlx.ground import untyped
 from dlx.ground.meter import Meter
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.rpc.deadline_http import WholeAnswers
 from dlx.ledger.rpc.websocket import SocketBroken, WebSocket

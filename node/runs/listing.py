@@ -18,7 +18,7 @@ import msgspec
 
 from dlx.ground import durable, untyped
 from dlx.ground.durable import file_hash
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.view.run_view import RunView
 from dlx.node.home.errors import Failure, UsageFailure

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from dlx.ground import untyped
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 from dlx.node.cli import listening, options
 from dlx.node.cli.progress import Progress
 from dlx.node.home import extras

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from dlx.ground.printable import escaped, printable, printable_ascii
+from dlx.ground.untrusted import escaped, printable, printable_ascii
 
 HOSTILE = "\x1b[2J\x07a\nb\x9b31m\u202ec\ud800\x7f"
 
