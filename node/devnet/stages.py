@@ -18,7 +18,7 @@ from typing import IO, Any
 from msgspec.structs import asdict
 
 from dlx.ground import durable
-from dlx.ground.places import expand
+from dlx.ground.machine import expand
 from dlx.ground.stopping import signals
 from dlx.node.devnet.server import PROGRAM, end_with_parent
 from dlx.node.home.config import Settings
