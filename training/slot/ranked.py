@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dlx.ground import durable, known
+from dlx.ground import durable, hash_memory
 from dlx.ground.streamed import Stream
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.loop import RankedLoop
@@ -51,7 +51,7 @@ class RankedSlot(Slot):
 
     def _load(self, start: Start, known: bytes | None) -> bytes:
         if not self._loop.is_on_one_machine:
-            return super()._load(start, known)  # rank 0 reads it for all
+            return super()._load(start, hash_memory)  # rank 0 reads it for all
         sources, shapes = self._sources(start), self._loop.shapes
         version = Path(sources.version)
         Stored(version, shapes, sha256=bytes.fromhex(version.name)).verify()
@@ -164,5 +164,5 @@ class _Growing:
         self._hash(self._size)
         found = self._digest.digest()
         durable.place(self._file, self.path, self.path.parent / found.hex())
-        known.remember(self._file.fileno(), found)
+        hash_memory.remember(self._file.fileno(), found)
         return found
