@@ -49,18 +49,18 @@ class RankedSlot(Slot):
 
     _loop: RankedLoop
 
-    def _load(self, start: Start, known: bytes | None) -> bytes:
+    def _load(self, start: Start, base_hash: bytes | None) -> bytes:
         if not self._loop.is_on_one_machine:
-            return super()._load(start, hash_memory)  # rank 0 reads it for all
+            return super()._load(start, base_hash)  # rank 0 reads it for all
         sources, shapes = self._sources(start), self._loop.shapes
         version = Path(sources.version)
         Stored(version, shapes, sha256=bytes.fromhex(version.name)).verify()
         work = TakeUp(sources)
         with ThreadPoolExecutor(1, "start") as threads:
-            hashed = None if known else threads.submit(weights_hash, filled(start, shapes))
+            hashed = None if base_hash else threads.submit(weights_hash, filled(start, shapes))
             if trouble := self._loop.do(msgspec.msgpack.encode(work), partial(take_up, order=work)):
                 raise trouble.error
-            return known or hashed.result()  # type: ignore[union-attr]
+            return base_hash or hashed.result()  # type: ignore[union-attr]
 
     def _end(
         self,
