@@ -1,4 +1,4 @@
-"""The node's place in the network: connections to peers of the same run, kept alive and watched."""
+"""The node's place in the network: connections to peers of the same run, which last until a peer is silent."""
 
 import logging
 import math
@@ -391,7 +391,7 @@ class Host:
             peer.hello = hello
             self._discovery.nudge()
             self._met.set()
-            self._nursery.start_soon(self._watch, peer)
+            self._nursery.start_soon(self._until_silent, peer)
         peer.settled.set()
 
     def _is_banned(self, peer: ID) -> bool:
@@ -448,7 +448,7 @@ class Host:
 
     # -- ping
 
-    async def _watch(self, peer: _Peer) -> None:
+    async def _until_silent(self, peer: _Peer) -> None:
         """For as long as the peer is connected."""
 
         def answered(seconds: float) -> None:

@@ -28,7 +28,7 @@ from libp2p.stream_muxer.yamux.yamux import (
 from dlx.ground.meter import Meter
 from dlx.p2p.layout import LIBP2P_VERSION, GuardError
 from dlx.p2p.negotiation import bound_names
-from dlx.p2p.noise import LeanSession
+from dlx.p2p.noise import LeanChannel
 from dlx.p2p.streams import Data, acquire
 from dlx.p2p.transport import MeteredStream
 
@@ -226,14 +226,14 @@ class GuardedYamux(Yamux):
 
     overflow: Callable[[], None] = staticmethod(lambda: None)  # told when a peer went too far
 
-    def __init__(self, session: LeanSession, peer: ID, is_registered: Callable[[str], bool]) -> None:
+    def __init__(self, channel: LeanChannel, peer: ID, is_registered: Callable[[str], bool]) -> None:
         """`is_registered`: whether a peer id comes before strangers."""
-        super().__init__(session, peer, session.is_initiator)
+        super().__init__(channel, peer, channel.is_initiator)
         self.since = trio.current_time()
         self.tcp = tcp_of(self)
         self.bulk = trio.Lock()  # of what is written in bulk one frame at a time waits for its turn among all others
         self.is_registered = partial(is_registered, str(peer))
-        session.begin(self.tcp, self.take)
+        channel.begin(self.tcp, self.take)
 
     @property
     def frame(self) -> int:
@@ -269,7 +269,7 @@ class GuardedYamux(Yamux):
     async def write_frames(self, frames: Sequence[bytes]) -> None:
         await acquire(self._write_lock)
         try:
-            await cast(LeanSession, self.secured_conn).write_frames(frames)
+            await cast(LeanChannel, self.secured_conn).write_frames(frames)
         finally:
             self._write_lock.release()
 
@@ -320,5 +320,5 @@ class GuardedMuxers(MuxerMultistream):
 
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
-        muxed = GuardedYamux(cast(LeanSession, conn), peer_id, self._is_registered)
+        muxed = GuardedYamux(cast(LeanChannel, conn), peer_id, self._is_registered)
         return self._annotate_connection(muxed, conn, protocol)

@@ -24,16 +24,16 @@ _LENGTH = struct.Struct(">H")
 
 
 class LeanNoise(Transport):
-    """The library's handshakes, which end with sessions of ours."""
+    """The library's handshakes, which end with channels of ours."""
 
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
-        return LeanSession(await super().secure_inbound(conn))
+        return LeanChannel(await super().secure_inbound(conn))
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
-        return LeanSession(await super().secure_outbound(conn, peer_id))
+        return LeanChannel(await super().secure_outbound(conn, peer_id))
 
 
-class LeanSession(SecureSession):
+class LeanChannel(SecureSession):
     """What follows the library's session once a handshake is over: the same until `begin`, then under Yamux."""
 
     _take: Take | None = None

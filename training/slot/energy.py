@@ -11,9 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from dlx.ground.constants import UNIT
-from dlx.training.codecs.base import count, spans
+from dlx.training.codecs.base import count, scratch, spans
 from dlx.training.codecs.lowrank import factored
-from dlx.training.codecs.scratch import scratch
 from dlx.training.models.weights import Shapes
 from dlx.training.outer.payloads import Payload
 from dlx.training.slot.change import Source
