@@ -45,7 +45,7 @@ from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner, Plan, packing
 from dlx.training.slot import distances, replay, segments
 from dlx.training.slot.ranked import RankedSlot, take_part
-from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.slot import Slot
 from dlx.training.slot.undecided import Undecided
 

@@ -39,7 +39,7 @@ from dlx.training.recipe.draft import complete, draft_from_toml
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.presets import PRESETS
 from dlx.training.recipe.recipe import BlobRef
-from dlx.training.slot.records import RoundInputs
+from dlx.training.slot.rounds import RoundInputs
 from dlx.training.slot.undecided import Undecided
 
 SIZES = {  # parameters, about -> layers, width, width of the feed-forward layers, tokens
@@ -327,11 +327,11 @@ class _Rounds:
 
     def _receive(self, begin: Callable[[str], object]) -> None:
         """The work that grows with the payloads, once more and alone."""
-        from dlx.training.outer.inner_products import Products
+        from dlx.training.outer.inner_products import InnerProducts
         from dlx.training.outer.step import measure_round
 
         for _ in range(2):
-            products = Products(codec(self._manifest.codec.name), self._shapes, THREADS)
+            products = InnerProducts(codec(self._manifest.codec.name), self._shapes, THREADS)
             begin("check")
             with self._timing("check"):
                 for one in self._received:

@@ -31,7 +31,7 @@ from dlx.training.outer.step import SealedPayload, apply_round, measure_round
 from dlx.training.recipe.ladders import ladders
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan
-from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.slot import Slot
 from dlx.training.slot.undecided import Undecided
 

@@ -1,4 +1,4 @@
-"""The tables of a page of the documents, from the results that lie beside it as JSON.
+"""The tables of a page of the documents, from the results that `benchmarks/results/` has as JSON.
 
 `python -m benchmarks.tables docs/convergence.md` makes the table behind every line `<!-- NAME.json -->` anew, so that
 a number there can be traced: the file says which command wrote it.
@@ -13,6 +13,7 @@ import typer
 
 # A line that names the results, and what stands behind it up to the next text: nothing, or what this module wrote.
 _MARKED = re.compile(r"^<!-- (?P<name>[\w-]+\.json) -->\n(?:\n?(?:[|`].*\n)+)*", re.MULTILINE)
+RESULTS = Path(__file__).parent / "results"
 _FACTS = ("command", "machine", "setting", "size", "engine")
 _COLUMNS = (
     "method",
@@ -32,6 +33,7 @@ _COLUMNS = (
 
 def main(
     page: Annotated[Path, typer.Argument(metavar="PAGE", exists=True, dir_okay=False, help="A Markdown file.")],
+    results: Annotated[Path, typer.Argument(metavar="FOLDER", help="The results that it names.")] = RESULTS,
 ) -> None:
     """Write the tables of the page anew."""
     try:
@@ -41,7 +43,7 @@ def main(
     if not names(text):
         raise typer.BadParameter(f"{page}: expected a line <!-- NAME.json --> for each table")
     try:
-        made = rewritten(text, page.parent)
+        made = rewritten(text, results)
     except ValueError as error:
         raise typer.BadParameter(f"{page}: {error}") from error
     try:

@@ -220,11 +220,11 @@ class BlobStore:
         old = self._index.unpinned((kind,), time.time() - older_than)
         return sum(self._evict(hash_, (kind,)) > 0 for hash_ in old)
 
-    def shrink(self, kind: Kind, most: int) -> int:
+    def shrink(self, kind: Kind, limit: int) -> int:
         """Remove blobs of a class that nobody has pinned, oldest first, until all of the class take at most so many
         bytes, or none is left to remove; how many."""
         kinds = self._index.kinds()
-        over = sum(self._size(hash_) for hash_, found in kinds.items() if found == kind) - most
+        over = sum(self._size(hash_) for hash_, found in kinds.items() if found == kind) - limit
         removed = 0
         for hash_ in self._index.unpinned((kind,), time.time()) if over > 0 else ():
             if over <= 0:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 
 
 class DlxError(Exception):

@@ -2,6 +2,10 @@
 
 A fork takes milliseconds where a fresh interpreter takes seconds of imports, and all forks share the memory of what was
 imported. `ground.forking` is the server's side.
+
+`multiprocessing.forkserver` does not serve here, in three ways. Its server is its owner's alone, where the nodes of a
+devnet share one by the path of its socket. Its forks outlive whoever asked for them and was killed. And its forks write
+where the server writes, where each of ours has a log of its own.
 """
 
 import contextlib
@@ -16,7 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dlx.ground import places
+from dlx.ground import machine
 
 LOAD_SECONDS = 600.0  # what is imported loads slowly on a busy machine; a server that ends is noticed at once
 STOP_SECONDS = 10.0
@@ -30,7 +34,7 @@ class ForkServer:
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         """`environment`: our own, if none is given. Raises OSError. Whoever connects before it has loaded waits."""
-        self._folder = places.for_sockets("dlx-")
+        self._folder = machine.for_sockets("dlx-")
         self.path = self._folder / "forks"
         try:
             self._process = self._started(os.environ if environment is None else environment)

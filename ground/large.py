@@ -40,9 +40,9 @@ class _Background:
     def _idle(self) -> bool:
         return self._last.done()
 
-    def _do(self, what: Callable[..., object], *known: Any) -> None:
+    def _do(self, what: Callable[..., object], *arguments: Any) -> None:
         self._wait()
-        self._last = self._thread.submit(what, *known)
+        self._last = self._thread.submit(what, *arguments)
 
     def _wait(self) -> None:
         self._last.result()
@@ -74,12 +74,12 @@ class SyncedFile(_Background):
 
 
 class UncachedFile(_Background):
-    """Writes an empty open file from front to back, about `most` bytes. Use it as a context manager."""
+    """Writes an empty open file from front to back, about `size` bytes. Use it as a context manager."""
 
-    def __init__(self, file: BinaryIO, most: int) -> None:
+    def __init__(self, file: BinaryIO, size: int) -> None:
         super().__init__()
         self._file, self._size, self._filled = file, 0, 0
-        self._stage = max(_ALIGNED, min(_STAGE, _up(most)))
+        self._stage = max(_ALIGNED, min(_STAGE, _up(size)))
         self._stages = [_aligned(self._stage) for _ in range(2)]  # one is filled, the other written
         _bypass_cache(file.fileno(), True)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from dlx.ground import durable, known
+from dlx.ground import durable, hash_memory
 from dlx.ground.constants import NO_HASH
 from dlx.ground.durable import Chunk
 from dlx.ground.large import SyncedFile, UncachedFile
@@ -68,12 +68,12 @@ class Stream:
         written = Written(self._digest.digest(), NO_HASH if self._tree is None else self._tree.root)
         if self._folder is not None:
             durable.place(self._file, self._draft, path or self._folder / written.sha256.hex())
-            known.remember(self._file.fileno(), written.sha256)
+            hash_memory.remember(self._file.fileno(), written.sha256)
         return written
 
-    def _wait(self, most: int) -> None:
+    def _wait(self, left: int) -> None:
         """Until no more pieces are under way."""
-        while len(self._under_way) > most:
+        while len(self._under_way) > left:
             for one in self._under_way.popleft():
                 one.result()
 

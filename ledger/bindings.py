@@ -9,7 +9,7 @@ from web3.exceptions import Web3Exception
 from web3.providers import BaseProvider
 
 from dlx import contracts
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 from dlx.ledger.errors import LedgerError, Reverted, RpcError
 from dlx.ledger.rpc.provider import Rpc
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dlx.ground.errors import DlxError
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 
 
 class LedgerError(DlxError):

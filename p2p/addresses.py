@@ -10,7 +10,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from dlx.ground.errors import DlxError
-from dlx.p2p.places import plain
+from dlx.p2p.admission import plain
 
 ADDRESSES_PER_PEER = 16
 _REMEMBERED = 256  # the members' addresses are looked at with every block, for a millisecond each

@@ -22,11 +22,11 @@ _LEAST_ROUND_TRIP = struct.Struct("I"), 148  # us, in Linux's tcp_info
 class Backlog:
     """Of one connection. `sent`: all bytes that were given to the kernel. Times are seconds of any one clock.
 
-    `most`: bytes/s that the operator allows all connections together."""
+    `limit`: bytes/s that the operator allows all connections together."""
 
-    def __init__(self, most: float = math.inf) -> None:
-        self._most = most
-        self.rate = min(FIRST_RATE, most)  # bytes/s
+    def __init__(self, limit: float = math.inf) -> None:
+        self._limit = limit
+        self.rate = min(FIRST_RATE, limit)  # bytes/s
         self.allowed = DELAY * self.rate  # bytes
         self._since: tuple[float, int] | None = None  # time and bytes acknowledged, since when there always was more
 
@@ -46,7 +46,7 @@ class Backlog:
             went >= min(self.frame, _WINDOW_BYTES) and went / lasted > self.rate,
         )
         if (is_busy and (lasted >= _WINDOW_SECONDS or went >= _WINDOW_BYTES)) or is_faster:
-            self.rate = max(1.0, min(went / lasted, GROWTH * self.rate, self._most))
+            self.rate = max(1.0, min(went / lasted, GROWTH * self.rate, self._limit))
             self.allowed = max(LEAST, self.rate * (DELAY + round_trip))
             self._since = None
         if self._since is None or not is_busy:

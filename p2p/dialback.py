@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 import trio
 from libp2p.abc import INetStream
 
-from dlx.p2p.buckets import Buckets
 from dlx.p2p.host import Host
 from dlx.p2p.muxer import address_of
-from dlx.p2p.served import ServedStreams
+from dlx.p2p.stream_admission import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
+from dlx.p2p.token_buckets import TokenBuckets
 
 DIALBACK = "/dlx/dialback/1"
 MOST_PORTS = 4  # in a question
@@ -32,7 +32,7 @@ class DialBack:
 
     def __init__(self, host: Host, serves: bool = True) -> None:
         self._host = host
-        self._asked = Buckets(1 / EVERY, burst=2)
+        self._asked = TokenBuckets(1 / EVERY, burst=2)
         self._streams = ServedStreams(
             SERVED, SERVED_PER_PEER, host.is_registered, lambda peer: host.reject("dialback_busy", peer)
         )

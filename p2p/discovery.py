@@ -15,7 +15,7 @@ from multiaddr import Multiaddr
 
 from dlx.ground.backoff import Backoff
 from dlx.p2p.addresses import ADDRESSES_PER_PEER, usable
-from dlx.p2p.guard import GuardedHost, GuardedSwarm
+from dlx.p2p.guarded_host import GuardedHost, GuardedSwarm
 
 DIAL_DEADLINE = 5.0  # s per address
 RETRY = Backoff(first=1.0, cap=60.0)

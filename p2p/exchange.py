@@ -20,7 +20,7 @@ from dlx.p2p.host import Host
 from dlx.p2p.serving import BlobServer
 from dlx.p2p.sharing import HESITATION, LEAST_RATE, SHARERS, shares_of
 from dlx.p2p.streams import StreamBroken
-from dlx.p2p.transfer import ASK_DEADLINE, Line, Peers, Transfer
+from dlx.p2p.transfer import ASK_DEADLINE, Line, Peers, Progress, Transfer
 
 PATIENCE = 0.5  # s for the other answers once there is one
 RETRY = Backoff(first=0.5, cap=5.0)
@@ -67,7 +67,7 @@ class _Download:
     kind: Kind
     tree: Tree | None = None
     sharers: tuple[str, ...] = ()
-    came: int = 0  # bytes
+    progress: Progress = field(default_factory=Progress)
     transfer: Transfer | None = None  # under way
     callers: int = 0  # so far
     waiting: int = 0
@@ -125,20 +125,29 @@ class BlobExchange:
 
         Goes on where an earlier fetch stopped; calls for the same hash and tree share one download. What was fetched is
         stored as `kind`. It is waited for as long as it comes: until fewer than LEAST_RATE bytes a second came for
-        `patience_s`; so for that long and a second for every LEAST_RATE bytes, at most. With its `tree`, whoever has a
-        part of it may give that; of `sharers` (peer ids, our own among them), who fetch it at the same time, each has a
-        part of it from the providers and the rest from each other.
+        `patience_s`; so for that long and a second for every LEAST_RATE bytes, at most, besides what our disk takes.
+        With its `tree`, whoever has a part of it may give that; of `sharers` (peer ids, our own among them), who fetch
+        it at the same time, each has a part of it from the providers and the rest from each other.
         Raises BlobNotFound, BlobTimeout, BlobTooLarge (also where it is on disk already), BlobContradiction, OSError
         (disk).
         """
         path = self._store.path(hash_)
-        if not await trio.to_thread.run_sync(self._store.has, hash_):
+        if not await self._is_here(hash_, tree):
             new = _Download(max_size, None if providers is None else set(providers), kind, tree, tuple(sharers))
             await self._share(hash_, new, patience_s)
         size = (await trio.to_thread.run_sync(path.stat)).st_size
         if size > max_size:
             raise BlobTooLarge(f"blob {hash_.hex()[:16]} has {size} bytes, allowed were {max_size}")
         return path
+
+    async def _is_here(self, hash_: bytes, tree: Tree | None) -> bool:
+        """A download that all its callers left comes to its end first: it may end with the blob."""
+        while True:
+            here = await trio.to_thread.run_sync(self._store.has, hash_)
+            download = self._downloads.get((hash_, tree))
+            if here or download is None or not download.scope.cancel_called:
+                return here
+            await download.over.wait()
 
     async def _share(self, hash_: bytes, new: _Download, patience_s: float) -> None:
         """Begin the download, or join the one under way."""
@@ -155,21 +164,26 @@ class BlobExchange:
         download.callers += 1
         download.waiting += 1
         try:
-            before = -LEAST_RATE * patience_s
-            while not download.over.is_set() and download.came - before >= LEAST_RATE * patience_s:
-                before = download.came
-                with trio.move_on_after(patience_s):
-                    await download.over.wait()
+            await self._until_over(hash_, download, patience_s)
         finally:
             download.waiting -= 1
             if not download.waiting:
                 download.scope.cancel()
-        if not download.over.is_set():
-            raise BlobTimeout(
-                f"blob {hash_.hex()[:16]}: only {download.came - before} bytes came within {patience_s:.0f} s"
-            )
         if download.error is not None:
             raise download.error
+
+    @staticmethod
+    async def _until_over(hash_: bytes, download: _Download, patience_s: float) -> None:
+        progress = download.progress
+        while True:
+            done, came = progress.done, progress.bytes
+            with trio.move_on_after(patience_s):
+                await download.over.wait()
+            if download.over.is_set():
+                return
+            if progress.done - done < LEAST_RATE * patience_s:
+                came = progress.bytes - came
+                raise BlobTimeout(f"blob {hash_.hex()[:16]}: only {came} bytes came within {patience_s:.0f} s")
 
     async def _run(self, task_status: Any) -> None:
         async with trio.open_nursery() as self._nursery:
@@ -185,8 +199,7 @@ class BlobExchange:
         finally:
             del self._downloads[hash_, download.tree]
             self._peers.forget_all_but(self._host.agreed())
-            if not download.scope.cancelled_caught:
-                download.over.set()
+            download.over.set()
 
     async def _until_here(self, hash_: bytes, download: _Download) -> None:
         for attempt in itertools.count(1):
@@ -226,7 +239,7 @@ class BlobExchange:
         shares = shares_of(hash_, sharers, -(-tree.size // piece_bytes(tree.size)))
         peers, others = self._asked(download)
         asked = dict.fromkeys([*peers[:SHARERS], *(shares.keys() - self._away(download))])
-        partial = await trio.to_thread.run_sync(self._store.partial, hash_, tree.size, download.kind)
+        partial = await download.progress.on_disk(self._store.partial, hash_, tree.size, download.kind)
         try:
             transfer = self._transfer(hash_, download, partial, tree.root, shares)
             download.transfer = transfer
@@ -234,9 +247,9 @@ class BlobExchange:
             download.bad |= transfer.wrong
             if not transfer.is_complete:
                 return False, transfer.unsure
-            if await trio.to_thread.run_sync(partial.finish):
+            if await download.progress.on_disk(partial.finish):
                 return True, False
-            await trio.to_thread.run_sync(partial.discard)
+            await download.progress.on_disk(partial.discard)
             if transfer.leaves:
                 raise BlobContradiction(f"blob {hash_.hex()[:16]}: its name and its Merkle root are of two files")
             return False, True  # what lay here was never checked
@@ -250,10 +263,7 @@ class BlobExchange:
     def _transfer(
         self, hash_: bytes, download: _Download, partial: Partial, root: bytes | None, shares: dict[str, range]
     ) -> Transfer:
-        def moved(count: int) -> None:
-            download.came += count
-
-        return Transfer(self._host, self._peers, hash_, download.kind, partial, root, shares, moved)
+        return Transfer(self._host, self._peers, hash_, download.kind, partial, root, shares, download.progress)
 
     def _coming(self, hash_: bytes, root: bytes) -> Transfer | None:
         """What may be passed on of a blob that is not here yet."""
@@ -338,7 +348,7 @@ class BlobExchange:
     async def _fetch_from(self, hash_: bytes, size: int, claims: _Claims, download: _Download) -> bool:
         """True when the blob is here. After wrong bytes of unknown origin, one peer at a time."""
         peers = claims.sizes[size]
-        partial = await trio.to_thread.run_sync(self._store.partial, hash_, size, download.kind)
+        partial = await download.progress.on_disk(self._store.partial, hash_, size, download.kind)
         try:
             # those that failed least, members first, else in no fixed order
             peers.sort(key=lambda peer: (download.failures[peer], *self._trust([peer])))
@@ -356,7 +366,7 @@ class BlobExchange:
                     if not download.suspects:
                         return False  # the rest may come later, or from others
                     continue
-                if await trio.to_thread.run_sync(partial.finish):
+                if await download.progress.on_disk(partial.finish):
                     await self._convict(partial, download)
                     return True
                 sources = transfer.sources
@@ -364,7 +374,7 @@ class BlobExchange:
                     self._bad(next(iter(sources.values())), download)
                 else:
                     download.suspects += [(index, peer, partial.received[index]) for index, peer in sources.items()]
-                await trio.to_thread.run_sync(partial.discard)
+                await download.progress.on_disk(partial.discard)
             return False
         finally:
             with trio.CancelScope(shield=True):  # else whoever goes on finds it locked
@@ -373,7 +383,7 @@ class BlobExchange:
     async def _convict(self, partial: Partial, download: _Download) -> None:
         """With the right bytes at hand, whose were wrong?"""
         for index, peer, piece in download.suspects:
-            if peer not in download.bad and await trio.to_thread.run_sync(partial.piece_hash, index) != piece:
+            if peer not in download.bad and await download.progress.on_disk(partial.piece_hash, index) != piece:
                 self._bad(peer, download)
 
     def _bad(self, peer: str, download: _Download) -> None:

@@ -12,9 +12,9 @@ from libp2p.pubsub.validators import signature_validator
 from libp2p.tools.anyio_service import background_trio_service
 
 from dlx.p2p import wire
-from dlx.p2p.buckets import Buckets
 from dlx.p2p.host import Host
 from dlx.p2p.mesh import GuardedGossipSub, GuardedPubsub, topic_id
+from dlx.p2p.token_buckets import TokenBuckets
 
 ORIGIN_RATE = 20.0  # messages/s of one origin, through whomever they come
 FORWARDER_RATE = 400.0  # messages/s of one neighbour, whoever made them
@@ -59,10 +59,10 @@ class Gossip:
         self._followed: str | None = None
         self._following = trio.Lock()
         self._send, self.messages = trio.open_memory_channel[Gossiped](QUEUE)
-        self._origins = Buckets(ORIGIN_RATE)
-        self._forwarders = Buckets(FORWARDER_RATE)
-        self._strangers = Buckets(STRANGER_RATE)
-        self._strikes = Buckets(STRIKES / 60, burst=STRIKES)
+        self._origins = TokenBuckets(ORIGIN_RATE)
+        self._forwarders = TokenBuckets(FORWARDER_RATE)
+        self._strangers = TokenBuckets(STRANGER_RATE)
+        self._strikes = TokenBuckets(STRIKES / 60, burst=STRIKES)
         self._router = GuardedGossipSub(host.reject)
         self._pubsub = GuardedPubsub(
             host.libp2p, self._router, self._choice.union(topics), self._refusal, self._deliver, self._abuse

@@ -1,4 +1,4 @@
-"""The node's place in the network: connections to peers of the same run, kept alive and watched."""
+"""The node's place in the network: connections to peers of the same run, which last until a peer is silent."""
 
 import logging
 import math
@@ -23,18 +23,18 @@ from multiaddr import Multiaddr
 from dlx.ground.meter import Meter
 from dlx.p2p import wire
 from dlx.p2p.addresses import AddressError, check_free, expand, ip_addresses, parse_address, parse_peer_id, usable
+from dlx.p2p.bandwidth import Limit
 from dlx.p2p.discovery import Dialer, Discovery
-from dlx.p2p.guard import GuardedHost, GuardedSwarm, Reject
+from dlx.p2p.guarded_host import GuardedHost, GuardedSwarm, Reject
 from dlx.p2p.layout import check_layout
-from dlx.p2p.limit import Limit
 from dlx.p2p.muxer import count_on, hard_close, hold, stream_of
 from dlx.p2p.peerstore import PeerStore
 from dlx.p2p.ping import PING, answer_pings, until_silent
 from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
 
 HELLO = TProtocol("/dlx/hello/2")
-RECORDS, VERDICTS = "/dlx/records/1", "/dlx/verdicts/1"
-GOSSIP = (PROTOCOL_ID_V11, RECORDS, VERDICTS)  # what carries what members say
+MESSAGES, VERDICTS = "/dlx/records/1", "/dlx/verdicts/1"
+GOSSIP = (PROTOCOL_ID_V11, MESSAGES, VERDICTS)  # what carries what members say
 OPEN_PROTOCOLS = frozenset({HELLO, "/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0"})  # before the hello is agreed
 
 HELLO_DEADLINE = 10.0  # s from the connection to an agreed hello
@@ -178,7 +178,7 @@ class Host:
         """Bytes (sent, received) so far as payload, pipe, blobs, gossip and signalling; together they are `bytes_sent`
         and `bytes_received`.
 
-        What streams of the other kinds carry is theirs, gossip with the records and verdicts that are asked for; all
+        What streams of the other kinds carry is theirs, gossip with the messages and verdicts that are asked for; all
         else is signalling: hello, identify, DHT, ping, handshakes, and the headers of Yamux and Noise.
         """
         found = {kind: (meter.sent, meter.received) for kind, meter in self._meters.items()}
@@ -391,7 +391,7 @@ class Host:
             peer.hello = hello
             self._discovery.nudge()
             self._met.set()
-            self._nursery.start_soon(self._watch, peer)
+            self._nursery.start_soon(self._until_silent, peer)
         peer.settled.set()
 
     def _is_banned(self, peer: ID) -> bool:
@@ -448,7 +448,7 @@ class Host:
 
     # -- ping
 
-    async def _watch(self, peer: _Peer) -> None:
+    async def _until_silent(self, peer: _Peer) -> None:
         """For as long as the peer is connected."""
 
         def answered(seconds: float) -> None:

@@ -10,12 +10,16 @@ from libp2p.kad_dht.provider_store import ProviderStore
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
-from libp2p.protocol_muxer import multiselect_communicator
+from libp2p.protocol_muxer.generic_selector import GenericMultistreamSelector
+from libp2p.protocol_muxer.multiselect import Multiselect
+from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.mcache import MessageCache
 from libp2p.pubsub.pubsub import Pubsub
+from libp2p.security.noise.transport import Transport
 from libp2p.security.secure_session import SecureSession
+from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
 from noise.state import CipherState
 
@@ -41,6 +45,14 @@ def check_layout() -> None:
         (Swarm, "dial_addr", ("self", "addr", "peer_id", "source")),
         (Swarm, "unblock_peer", ("self", "peer_id")),
         (AutoConnector, "maybe_connect", ("self",)),
+        (MultiselectCommunicator, "read", ("self",)),
+        (Multiselect, "negotiate", ("self", "communicator", "negotiate_timeout")),
+        (MultiselectClient, "select_one_of", ("self", "protocols", "communicator", "negotiate_timeout")),
+        (GenericMultistreamSelector, "select", ("self", "conn", "is_initiator", "negotiate_timeout")),
+        (MuxerMultistream, "new_conn", ("self", "conn", "peer_id")),
+        (MuxerMultistream, "_annotate_connection", ("muxed_conn", "secured_conn", "protocol")),
+        (Transport, "secure_inbound", ("self", "conn")),
+        (Transport, "secure_outbound", ("self", "conn", "peer_id")),
         (Yamux, "start", ("self",)),
         (Yamux, "open_stream", ("self",)),
         (Yamux, "accept_stream", ("self",)),
@@ -73,10 +85,6 @@ def check_layout() -> None:
         if function is None or tuple(inspect.signature(function).parameters) != parameters:
             where = f"{owner.__name__}.{name}({', '.join(parameters)})"
             raise GuardError(f"libp2p {version}: {where} has changed; install {LIBP2P_VERSION}")
-    if inspect.getmodule(MultiselectCommunicator.read) is not multiselect_communicator or "read_delim" not in (
-        MultiselectCommunicator.read.__code__.co_names
-    ):
-        raise GuardError(f"libp2p {version}: protocol negotiation reads elsewhere; install {LIBP2P_VERSION}")
     yamux = Yamux(_Nothing(), ID(b"\x00"), is_initiator=True)  # type: ignore[arg-type]
     if not isinstance(yamux.stream_buffers, dict) or not isinstance(yamux.streams, dict):
         raise GuardError(f"libp2p {version}: the muxer keeps its buffers elsewhere; install {LIBP2P_VERSION}")

@@ -17,7 +17,7 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.utils import maybe_consume_signed_record
 
-from dlx.p2p.guard import GuardedHost, Reject
+from dlx.p2p.guarded_host import GuardedHost, Reject
 from dlx.p2p.streams import StreamBroken, read_some
 
 PATIENCE = 4  # calls of `tend` that the library has to get a stream by itself
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def message_id(message: rpc_pb2.Message) -> bytes:
-    """sha256 of topic and data, so that a record is known whoever sends it, and however often; besides, sequence
+    """sha256 of topic and data, so that a message is known whoever sends it, and however often; besides, sequence
     numbers start again with the process and would pass for seen."""
     return topic_id(message.topicIDs[0], message.data)
 
@@ -153,7 +153,7 @@ class GuardedPubsub(Pubsub):
     ) -> None:
         super().__init__(host, router, msg_id_constructor=message_id, allowed_topics=topics)
         self._topics = topics
-        self._records: dict[ID, bytes] = {}  # signed addresses, as last checked
+        self._checked: dict[ID, bytes] = {}  # signed addresses, as last checked
         self._told = WeakKeyDictionary[INetStream, bytes]()  # the signed addresses that we said on a stream
         self._absent: dict[ID, int] = {}  # how many times in a row `tend` found no stream
         self._refusal = refusal
@@ -226,14 +226,14 @@ class GuardedPubsub(Pubsub):
             if self._absent[peer] and self._absent[peer] % PATIENCE == 0:
                 self.manager.run_task(self.ensure_peer_stream, peer, PATIENCE - 1)
         self._absent = {peer: self._absent[peer] for peer in map(ID.from_base58, peers)}
-        self._records = {peer: record for peer, record in self._records.items() if peer in self._absent}
+        self._checked = {peer: addresses for peer, addresses in self._checked.items() if peer in self._absent}
 
     async def _handle(self, rpc: rpc_pb2.RPC, peer: ID) -> None:
-        if rpc.senderRecord and rpc.senderRecord != self._records.get(peer):  # mostly the same
+        if rpc.senderRecord and rpc.senderRecord != self._checked.get(peer):  # mostly the same
             if not maybe_consume_signed_record(rpc, self.host, peer):
                 self._abuse("malformed", peer)
                 return
-            self._records[peer] = rpc.senderRecord
+            self._checked[peer] = rpc.senderRecord
         rpc.ClearField("senderRecord")  # checked; the router would check again
         for message in rpc.publish:
             if len(message.topicIDs) != 1 or message.topicIDs[0] not in self._topics:

@@ -4,16 +4,20 @@ import logging
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import trio
-from libp2p.abc import IMuxedConn, IMuxedStream, INetStream
+from libp2p.abc import IMuxedConn, IMuxedStream, INetStream, ISecureConn
+from libp2p.custom_types import TProtocol
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
 from libp2p.stream_muxer.exceptions import MuxedStreamError
+from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux.yamux import (
     HEADER_SIZE,
+    PROTOCOL_ID,
     TYPE_DATA,
     TYPE_WINDOW_UPDATE,
     YAMUX_HEADER_FORMAT,
@@ -23,7 +27,8 @@ from libp2p.stream_muxer.yamux.yamux import (
 
 from dlx.ground.meter import Meter
 from dlx.p2p.layout import LIBP2P_VERSION, GuardError
-from dlx.p2p.noise import LeanSession
+from dlx.p2p.negotiation import bound_names
+from dlx.p2p.noise import LeanChannel
 from dlx.p2p.streams import Data, acquire
 from dlx.p2p.transport import MeteredStream
 
@@ -55,17 +60,6 @@ def tcp_of(muxed: Any) -> MeteredStream:
     if not isinstance(stream, MeteredStream):
         raise GuardError(f"libp2p's layers have changed: {type(stream).__name__} carries the connection")
     return stream
-
-
-def guarded(conn: IMuxedConn, is_registered: Callable[[], bool]) -> "GuardedYamux":
-    """A muxer that has not started, made one of ours: the library makes its own, whatever class it is given."""
-    conn.__class__ = GuardedYamux
-    muxed = cast(GuardedYamux, conn)
-    muxed.since, muxed.bulk, muxed.is_registered = trio.current_time(), trio.Lock(), is_registered
-    muxed.tcp = tcp_of(muxed)
-    muxed.secured_conn.__class__ = LeanSession
-    cast(LeanSession, muxed.secured_conn).begin(muxed.tcp, muxed.take)
-    return muxed
 
 
 def address_of(stream: INetStream) -> str:
@@ -109,11 +103,28 @@ def hard_close(network: Swarm, peer: ID) -> None:
         stream_of(conn).kill()
 
 
+def _wakes_writers(name: str) -> Any:
+    """A field that the library changes in many places: each change wakes who waits for window."""
+
+    def get(stream: "LeanStream") -> Any:
+        return stream.__dict__[name]
+
+    def change(stream: "LeanStream", value: Any) -> None:
+        stream.__dict__[name] = value
+        stream.writers.unpark_all()
+
+    return property(get, change)
+
+
 class LeanStream(YamuxStream):
     """The library's stream with a third of its task switches and packets.
 
     It gives window back in large steps instead of after every read, and a writer waits longer than 5 s for it.
     """
+
+    writers: trio.lowlevel.ParkingLot  # those that wait for window
+    send_window = _wakes_writers("send_window")
+    closed = _wakes_writers("closed")
 
     held = False  # by us: a transfer or a pipe that we opened
     bulk = False  # what is written on it now lets everything else on the connection go first
@@ -186,11 +197,11 @@ class LeanStream(YamuxStream):
         return self.recv_closed or self.closed or self.reset_received or self.conn.event_shutting_down.is_set()
 
     async def _wait_for_window(self) -> None:
-        deadline = trio.current_time() + WINDOW_DEADLINE
-        while self.send_window <= 0 and not self.closed:
-            if trio.current_time() > deadline:
-                raise MuxedStreamError(f"the peer read nothing for {WINDOW_DEADLINE:.0f} s")
-            await trio.sleep(0.002)
+        with trio.move_on_after(WINDOW_DEADLINE):
+            while self.send_window <= 0 and not self.closed:
+                await self.writers.park()
+            return
+        raise MuxedStreamError(f"the peer read nothing for {WINDOW_DEADLINE:.0f} s")
 
     async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
         self._pending_recv_release += bytes_read
@@ -202,14 +213,27 @@ class LeanStream(YamuxStream):
             await self.send_window_update(credit)
 
 
+def lean(stream: YamuxStream) -> LeanStream:
+    """A stream that nobody has read from or written to, made one of ours: the library makes its own in the midst of
+    its long loops (see docs/dependencies.md)."""
+    stream.__dict__["writers"] = trio.lowlevel.ParkingLot()
+    stream.__class__ = LeanStream
+    return cast(LeanStream, stream)
+
+
 class GuardedYamux(Yamux):
     """Bounds what a peer can make us keep, and dies alone."""
 
     overflow: Callable[[], None] = staticmethod(lambda: None)  # told when a peer went too far
-    is_registered: Callable[[], bool] = staticmethod(lambda: False)  # whether it comes before strangers
-    since = 0.0  # when it was made
-    tcp: MeteredStream
-    bulk: trio.Lock  # of what is written in bulk one frame at a time waits for its turn among all others
+
+    def __init__(self, channel: LeanChannel, peer: ID, is_registered: Callable[[str], bool]) -> None:
+        """`is_registered`: whether a peer id comes before strangers."""
+        super().__init__(channel, peer, channel.is_initiator)
+        self.since = trio.current_time()
+        self.tcp = tcp_of(self)
+        self.bulk = trio.Lock()  # of what is written in bulk one frame at a time waits for its turn among all others
+        self.is_registered = partial(is_registered, str(peer))
+        channel.begin(self.tcp, self.take)
 
     @property
     def frame(self) -> int:
@@ -227,14 +251,10 @@ class GuardedYamux(Yamux):
         return any(stream.held and not stream.closed for stream in self.streams.values())  # type: ignore[attr-defined]
 
     async def open_stream(self) -> YamuxStream:
-        stream = await super().open_stream()
-        stream.__class__ = LeanStream  # before the first read
-        return stream
+        return lean(await super().open_stream())
 
     async def accept_stream(self) -> IMuxedStream:
-        stream = await super().accept_stream()
-        stream.__class__ = LeanStream
-        return stream
+        return lean(cast(YamuxStream, await super().accept_stream()))
 
     async def start(self) -> None:
         try:
@@ -249,7 +269,7 @@ class GuardedYamux(Yamux):
     async def write_frames(self, frames: Sequence[bytes]) -> None:
         await acquire(self._write_lock)
         try:
-            await cast(LeanSession, self.secured_conn).write_frames(frames)
+            await cast(LeanChannel, self.secured_conn).write_frames(frames)
         finally:
             self._write_lock.release()
 
@@ -288,3 +308,17 @@ class GuardedYamux(Yamux):
         if length > FRAME_LIMIT or waiting + length > limit:
             self.overflow()
             raise _TooMuchBuffered(f"{waiting} bytes unread and {length} more")
+
+
+class GuardedMuxers(MuxerMultistream):
+    """The library's own makes its own Yamux, whatever class it is given."""
+
+    def __init__(self, is_registered: Callable[[str], bool]) -> None:
+        super().__init__({TProtocol(PROTOCOL_ID): GuardedYamux})
+        self._is_registered = is_registered
+        bound_names(self._selector)
+
+    async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
+        muxed = GuardedYamux(cast(LeanChannel, conn), peer_id, self._is_registered)
+        return self._annotate_connection(muxed, conn, protocol)

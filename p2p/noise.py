@@ -8,19 +8,47 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from libp2p.abc import IRawConnection, ISecureConn
 from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.peer.id import ID
 from libp2p.security.noise.io import MAX_PLAINTEXT_LENGTH
+from libp2p.security.noise.transport import Transport
 from libp2p.security.secure_session import SecureSession
 from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, TYPE_DATA, YAMUX_HEADER_FORMAT
 
+from dlx.p2p.layout import LIBP2P_VERSION, GuardError
 from dlx.p2p.transport import MeteredStream
 
 Take = Callable[[memoryview], int]  # does what whole frames at the beginning say; the bytes of those
 _LENGTH = struct.Struct(">H")
 
 
-class LeanSession(SecureSession):
-    """The library's session under Yamux, from the end of the handshake on; `begin` comes first."""
+class LeanNoise(Transport):
+    """The library's handshakes, which end with channels of ours."""
+
+    async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
+        return LeanChannel(await super().secure_inbound(conn))
+
+    async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
+        return LeanChannel(await super().secure_outbound(conn, peer_id))
+
+
+class LeanChannel(SecureSession):
+    """What follows the library's session once a handshake is over: the same until `begin`, then under Yamux."""
+
+    _take: Take | None = None
+
+    def __init__(self, session: ISecureConn) -> None:
+        if not isinstance(session, SecureSession) or session.high_watermark:
+            raise GuardError(f"libp2p's layers have changed: {session!r}; install {LIBP2P_VERSION}")
+        super().__init__(
+            local_peer=session.local_peer,
+            local_private_key=session.local_private_key,
+            remote_peer=session.remote_peer,
+            remote_permanent_pubkey=session.remote_permanent_pubkey,
+            is_initiator=session.is_initiator,
+            conn=session.conn,
+        )
 
     def begin(self, tcp: MeteredStream, take: Take) -> None:
         states: Any = self.conn.noise_state.noise_protocol  # type: ignore[attr-defined]
@@ -32,6 +60,8 @@ class LeanSession(SecureSession):
 
     async def read(self, n: int | None = None) -> bytes:
         """The next header that `take` leaves, or what the last one announced. Raises ConnectionClosedError."""
+        if self._take is None:  # the muxer is still to be agreed on
+            return await super().read(n)
         assert n, "the muxer knows how much it wants"
         if not self._body:
             await self._next_header()
@@ -52,6 +82,8 @@ class LeanSession(SecureSession):
 
     async def write(self, data: bytes) -> None:
         """Raises ConnectionClosedError."""
+        if self._take is None:
+            return await super().write(data)
         step = MAX_PLAINTEXT_LENGTH
         await self.write_frames([data[start : start + step] for start in range(0, len(data), step)])
 
@@ -65,6 +97,7 @@ class LeanSession(SecureSession):
 
     async def _next_header(self) -> None:
         """Until one is at hand that somebody else has to see."""
+        assert self._take is not None
         while True:
             self._rest = self._rest[self._take(self._rest) :]
             if len(self._rest) >= HEADER_SIZE:

@@ -8,7 +8,7 @@ from typing import Any
 import trio
 from libp2p.abc import INetStream
 
-from dlx.ground.printable import printable_ascii
+from dlx.ground.untrusted import printable_ascii
 from dlx.p2p import wire
 from dlx.p2p.frames import FRAME_LIMIT
 from dlx.p2p.host import Host

@@ -18,14 +18,14 @@ from libp2p.abc import INetStream
 from dlx.ground.blobs import CHUNK, BlobStore, Kind
 from dlx.ground.merkle import file_leaves, root_of
 from dlx.p2p import wire
-from dlx.p2p.buckets import Buckets
+from dlx.p2p.admission import Leftover, owner
 from dlx.p2p.host import Host
 from dlx.p2p.muxer import address_of, in_bulk
-from dlx.p2p.places import Leftover, owner
 from dlx.p2p.precedence import PIECE, Precedence
-from dlx.p2p.served import ServedStreams
 from dlx.p2p.sharing import LEAST_RATE, bitmap
+from dlx.p2p.stream_admission import ServedStreams
 from dlx.p2p.streams import StreamBroken, read_short, write_all, write_short
+from dlx.p2p.token_buckets import TokenBuckets
 from dlx.p2p.transfer import BLOB, Transfer
 
 STREAMS = 64
@@ -64,7 +64,7 @@ class BlobServer:
         self._streams = ServedStreams(
             STREAMS, STREAMS_PER_PEER, host.is_registered, lambda peer: host.reject("blob_busy", peer)
         )
-        self._budget = Buckets(STRANGER_BYTES / 60, STRANGER_BYTES)
+        self._budget = TokenBuckets(STRANGER_BYTES / 60, STRANGER_BYTES)
         self._leftover, self._line = Leftover(time.monotonic), trio.Lock()
         self._answers: list[float] = []  # to strangers, under way: since when
         self._looks: dict[bytes, _Look] = {}

@@ -44,7 +44,7 @@ class Asked:
     first: int
     end: int
     since: float
-    heard: float
+    heard_at: float
     got: int = 0  # bytes
 
 
@@ -89,9 +89,9 @@ class Sharing:
         """What another peer was asked for, and `source`, which has nothing to do, should be asked for instead."""
         return next((asked for asked in self.asked if self._is_overdue(asked, source, now)), None)
 
-    def heard(self, asked: Asked, bytes_: int, now: float) -> None:
+    def received(self, asked: Asked, bytes_: int, now: float) -> None:
         """So many bytes of it came."""
-        asked.got, asked.heard = asked.got + bytes_, now
+        asked.got, asked.heard_at = asked.got + bytes_, now
 
     def over(self, asked: Asked, here: int, now: float) -> None:
         """Its first `here` pieces are here; the rest is missing again."""
@@ -131,7 +131,7 @@ class Sharing:
     def _is_overdue(self, asked: Asked, source: Source, now: float) -> bool:
         if asked.source is source or asked.source not in self.sources or not self._could_give(source, asked):
             return False
-        if now - asked.heard > asked.source.patience:
+        if now - asked.heard_at > asked.source.patience:
             return True
         lasted, rest = now - asked.since, (asked.end - asked.first) * self.piece - asked.got
         if lasted <= SILENCE:

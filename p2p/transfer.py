@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any, TypeVar
 
 import trio
 from libp2p.abc import INetStream
@@ -22,7 +23,17 @@ from dlx.ground.merkle import HASH_BYTES, LEAF_BYTES, leaf_hashes, root_of
 from dlx.p2p import wire
 from dlx.p2p.host import Host
 from dlx.p2p.muxer import lay_down, take_up
-from dlx.p2p.sharing import HESITATION, LONGEST_SILENCE, SHARERS, SILENCE, Asked, Sharing, Source, pieces_of
+from dlx.p2p.sharing import (
+    HESITATION,
+    LEAST_RATE,
+    LONGEST_SILENCE,
+    SHARERS,
+    SILENCE,
+    Asked,
+    Sharing,
+    Source,
+    pieces_of,
+)
 from dlx.p2p.streams import StreamBroken, let_go, read_short, read_some, write_short
 
 BLOB = "/dlx/blob/2"
@@ -37,9 +48,10 @@ _LOOK = 0.1  # s
 _READ = 256 * 1024
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-class Wrong(Exception):
+class WrongBytes(Exception):
     """A peer sent other bytes than the blob has."""
 
 
@@ -55,17 +67,47 @@ class Peers:
 
     def forget_all_but(self, connected: Collection[str]) -> None:
         """Strangers come and go, and a stream holds its connection."""
-        for known in (self.rates, self.idle, self.places):
-            for peer in known.keys() - set(connected):
-                del known[peer]
+        for by_peer in (self.rates, self.idle, self.places):
+            for peer in by_peer.keys() - set(connected):
+                del by_peer[peer]
+
+
+class Progress:
+    """What got done of a download, in bytes: those that came, and LEAST_RATE for every second of work on the disk."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._on_disk = 0.0  # s, of work that has ended
+        self._works, self._since = 0, 0.0  # under way, and since when there is any
+
+    @property
+    def done(self) -> float:
+        under_way = trio.current_time() - self._since if self._works else 0.0
+        return self.bytes + LEAST_RATE * (self._on_disk + under_way)
+
+    def came(self, count: int) -> None:
+        """So many bytes did."""
+        self.bytes += count
+
+    async def on_disk(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do the work in a thread. It may take minutes where the disk is slow: hashing a large blob, or `fsync`."""
+        if not self._works:
+            self._since = trio.current_time()
+        self._works += 1
+        try:
+            return await trio.to_thread.run_sync(work, *arguments)
+        finally:
+            self._works -= 1
+            if not self._works:
+                self._on_disk += trio.current_time() - self._since
 
 
 class Line:
     """A stream to a peer, for one range after the other. One that was opened before and has nothing to bring any more
     is used again: opening costs more bytes than asking."""
 
-    def __init__(self, host: Host, known: Peers, peer: str, kind: Kind) -> None:
-        self._host, self._idle, self._peer = host, known.idle[peer], peer
+    def __init__(self, host: Host, peers: Peers, peer: str, kind: Kind) -> None:
+        self._host, self._idle, self._peer = host, peers.idle[peer], peer
         self._traffic = "payload" if kind is Kind.PAYLOAD else "blobs"
         self._owed = 0  # bytes of the answer that are still to come; -1: its head is
 
@@ -97,9 +139,9 @@ class Line:
         self._owed = reply.length
         return reply
 
-    async def read(self, most: int) -> bytes:
+    async def read(self, limit: int) -> bytes:
         """Some of them. Raises StreamBroken."""
-        data = await read_some(self._stream, most)
+        data = await read_some(self._stream, limit)
         self._owed -= len(data)
         return data
 
@@ -108,19 +150,19 @@ class Transfer:
     """From `run` on; then see what of `partial` is done.
 
     `root`: of the blob's Merkle tree, if known: then peers may have the blob, a part of it or none, and each of
-    `shares` passes a share of it on. Without it all peers have it. `moved` is told of bytes that came.
+    `shares` passes a share of it on. Without it all peers have it.
     """
 
     def __init__(
         self,
         host: Host,
-        known: Peers,
+        peers: Peers,
         hash_: bytes,
         kind: Kind,
         partial: Partial,
         root: bytes | None = None,
         shares: Mapping[str, range] = {},
-        moved: Callable[[int], None] = lambda count: None,
+        progress: Progress | None = None,
     ) -> None:
         self.root, self.partial, self.kind = root, partial, kind
         self.leaves = b""  # hashes, one after the other, once they are known and what lies here was checked
@@ -130,8 +172,8 @@ class Transfer:
         self.unsure = False  # somebody could not be asked, or was lost
         self.grew = trio.Event()  # replaced whenever there is more
         self.is_over = False
-        self._host, self._known, self._hash = host, known, hash_
-        self._shares, self._told, self._random = shares, moved, Random()
+        self._host, self._peers, self._hash = host, peers, hash_
+        self._shares, self._progress, self._random = shares, progress or Progress(), Random()
         self._came = 0  # bytes
         self._others: Sequence[str] = ()  # that were not asked yet
         self._scopes: dict[Asked, trio.CancelScope] = {}
@@ -162,7 +204,7 @@ class Transfer:
                 self._nursery.start_soon(self._break_silence)
         for source in self._sharing.sources:
             if source.rate is not None and source.have is None:
-                self._known.rates[source.peer] = source.rate
+                self._peers.rates[source.peer] = source.rate
         if self._disk is not None:
             raise self._disk
 
@@ -206,7 +248,7 @@ class Transfer:
         """Ask it, and have from it what it has. Whether it had nothing, and may later."""
         source, counted = None, first
         try:
-            async with self._known.places[peer], self._line(peer) as line:
+            async with self._peers.places[peer], self._line(peer) as line:
                 source = await self._meet(line, peer)
                 if source is None:
                     return peer in self._shares
@@ -219,7 +261,7 @@ class Transfer:
                     for _ in range(STREAMS - 1):
                         self._nursery.start_soon(self._assist, source)
                 await self._work(line, source)
-        except (StreamBroken, trio.TooSlowError, wire.WireError, Wrong) as error:
+        except (StreamBroken, trio.TooSlowError, wire.WireError, WrongBytes) as error:
             self._blame(peer, error)
         except OSError as error:
             self._disk = error
@@ -234,16 +276,16 @@ class Transfer:
     async def _assist(self, source: Source) -> None:
         """A further stream to the same peer."""
         try:
-            async with self._known.places[source.peer], self._line(source.peer) as line:
+            async with self._peers.places[source.peer], self._line(source.peer) as line:
                 await self._work(line, source)
-        except (StreamBroken, trio.TooSlowError, wire.WireError, Wrong) as error:
+        except (StreamBroken, trio.TooSlowError, wire.WireError, WrongBytes) as error:
             self._blame(source.peer, error)
         except OSError as error:
             self._disk = error
             self._nursery.cancel_scope.cancel()
 
     def _line(self, peer: str) -> Line:
-        return Line(self._host, self._known, peer, self.kind)
+        return Line(self._host, self._peers, peer, self.kind)
 
     def _blame(self, peer: str, error: Exception) -> None:
         log.debug("fetching %s from %s: %r", self._hash.hex()[:16], peer, error)
@@ -251,7 +293,7 @@ class Transfer:
         self.failed[peer] += 1
         if isinstance(error, wire.WireError):
             self._host.reject("blob_malformed", peer)
-        if isinstance(error, Wrong) and peer not in self.wrong:
+        if isinstance(error, WrongBytes) and peer not in self.wrong:
             self.wrong.add(peer)
             self._host.ban(peer, "bad_blob")
 
@@ -259,11 +301,11 @@ class Transfer:
         if source in self._sharing.sources:
             self._sharing.sources.remove(source)
         if source is not None and source.rate is not None and source.have is None:
-            self._known.rates[source.peer] = source.rate
+            self._peers.rates[source.peer] = source.rate
 
     async def _meet(self, line: Line, peer: str) -> Source | None:
         """What the peer has; None: nothing."""
-        source = Source(peer, self._known.rates.get(peer), share=self._shares.get(peer, range(0)))
+        source = Source(peer, self._peers.rates.get(peer), share=self._shares.get(peer, range(0)))
         return source if self.root is None or await self._look(line, source) else None
 
     async def _look(self, line: Line, source: Source) -> bool:
@@ -323,11 +365,11 @@ class Transfer:
                 self._scopes[asked].cancel()
 
     async def _fetch(self, line: Line, source: Source, asked: Asked) -> None:
-        """Raises StreamBroken, Wrong. Whole pieces that came are kept, whatever happens to the rest."""
+        """Raises StreamBroken, WrongBytes. Whole pieces that came are kept, whatever happens to the rest."""
         partial = self.partial
         offset = asked.first * partial.piece
         length = min(asked.end * partial.piece, partial.size) - offset
-        kept, rest, keep_at = 0, bytearray(), trio.current_time() + KEEP  # pieces, and bytes that wait
+        written, rest, keep_at = 0, bytearray(), trio.current_time() + KEEP  # pieces, and bytes that wait
         scope = self._scopes[asked] = trio.CancelScope()
         try:
             with scope:
@@ -340,40 +382,42 @@ class Transfer:
                     now = trio.current_time()
                     scope.deadline = now + LONGEST_SILENCE + source.patience
                     rest += data
-                    self._sharing.heard(asked, len(data), now)
+                    self._sharing.received(asked, len(data), now)
                     self._moved(len(data))
                     if asked.got == length or (now > keep_at and len(rest) >= partial.piece):
-                        kept += await self._keep(source, asked.first + kept, rest, asked.got == length)
+                        written += await self._keep(source, asked.first + written, rest, asked.got == length)
                         keep_at = trio.current_time() + KEEP
         except StreamBroken:
-            kept += await self._keep(source, asked.first + kept, rest, False)
+            written += await self._keep(source, asked.first + written, rest, False)
             raise
         finally:
             del self._scopes[asked]
             if scope.cancelled_caught:
-                kept += await self._keep(source, asked.first + kept, rest, False)
-            self._sharing.over(asked, kept, trio.current_time())
+                written += await self._keep(source, asked.first + written, rest, False)
+            self._sharing.over(asked, written, trio.current_time())
         if scope.cancelled_caught:
             raise StreamBroken("it was too slow")
         if self.is_complete:
             self._nursery.cancel_scope.cancel()
 
     async def _keep(self, source: Source, first: int, rest: bytearray, ends: bool) -> int:
-        """Check and write the whole pieces at the beginning of `rest`, and take them off; how many. Raises Wrong."""
+        """Check and write the whole pieces at the beginning of `rest`, and take them off; how many.
+
+        Raises WrongBytes."""
         size = len(rest) if ends else len(rest) // self.partial.piece * self.partial.piece
         if not size:
             return 0
         data = bytes(rest[:size]) if size < len(rest) else bytes(rest)
         del rest[:size]
         count = -(-size // self.partial.piece)
-        await trio.to_thread.run_sync(self._write, first, data)
+        await self._progress.on_disk(self._write, first, data)
         self.sources.update(dict.fromkeys(range(first, first + count), source.peer))
         self._grow()
         return count
 
     def _write(self, first: int, data: bytes) -> None:
         if self.root is not None and not self._matches(self.leaves, first, data):
-            raise Wrong(f"piece {first} is not what the Merkle root says")
+            raise WrongBytes(f"piece {first} is not what the Merkle root says")
         self.partial.write(first, data)
 
     def _matches(self, leaves: bytes, first: int, data: bytes) -> bool:
@@ -383,7 +427,7 @@ class Transfer:
 
     def _moved(self, count: int) -> None:
         self._came += count
-        self._told(count)
+        self._progress.came(count)
 
     def _grow(self) -> None:
         self.grew.set()
@@ -393,7 +437,7 @@ class Transfer:
 
     async def _have_leaves(self, line: Line) -> None:
         """From one peer; every SILENCE seconds from the next one too: they are few, and nothing can begin without
-        them. Raises StreamBroken, Wrong."""
+        them. Raises StreamBroken, WrongBytes."""
         while not self.leaves and trio.current_time() < self._hashing + SILENCE:
             with trio.move_on_at(self._hashing + SILENCE):
                 await self.grew.wait()
@@ -424,10 +468,10 @@ class Transfer:
         return -(-self.partial.size // LEAF_BYTES) * HASH_BYTES
 
     async def _take_hashes(self, found: bytes) -> None:
-        """Raises Wrong."""
+        """Raises WrongBytes."""
         if not self.leaves:
             if await trio.to_thread.run_sync(root_of, found) != self.root:
-                raise Wrong("the hashes of the leaves are not those of the Merkle root")
+                raise WrongBytes("the hashes of the leaves are not those of the Merkle root")
             await self._believe(found)
 
     async def _believe(self, leaves: bytes) -> None:
@@ -442,8 +486,8 @@ class Transfer:
         async with self._believing:
             if self.leaves:
                 return
-            if partial.done and (bad := await trio.to_thread.run_sync(wrong)):
-                await trio.to_thread.run_sync(partial.drop, bad)
+            if partial.done and (bad := await self._progress.on_disk(wrong)):
+                await self._progress.on_disk(partial.drop, bad)
                 self._sharing = Sharing(partial.size, partial.piece, partial.done, self._sharing.own)
             self.leaves = leaves
             self._grow()

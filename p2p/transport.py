@@ -17,9 +17,9 @@ from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
 from dlx.ground.meter import Meter
+from dlx.p2p.admission import plain
 from dlx.p2p.backlog import LEAST_FRAME, Backlog, least_round_trip, unacknowledged
-from dlx.p2p.limit import Limit, is_limited, is_near
-from dlx.p2p.places import plain
+from dlx.p2p.bandwidth import Limit, is_limited, is_near
 from dlx.p2p.streams import Data, drop
 
 STRANGER_LIMIT = 1024 * 1024  # bytes a peer may send before its hello is agreed

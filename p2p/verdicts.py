@@ -9,7 +9,7 @@ from libp2p.abc import INetStream
 from dlx.p2p import wire
 from dlx.p2p.host import VERDICTS, Host
 from dlx.p2p.muxer import address_of
-from dlx.p2p.served import ServedStreams
+from dlx.p2p.stream_admission import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
 
 MOST = 10_000  # of one answer; who needs more asks from a later round on

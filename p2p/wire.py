@@ -23,7 +23,7 @@ Uint16 = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 Uint32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Uint63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Feature = Annotated[str, Meta(max_length=32, pattern=r"^[0-9a-z-]+\Z")]
-Record = Annotated[bytes, Meta(min_length=1, max_length=8192)]
+GossipBytes = Annotated[bytes, Meta(min_length=1, max_length=8192)]
 Have = Annotated[bytes, Meta(max_length=REPLY_LIMIT - 128)]
 ReportBytes = Annotated[bytes, Meta(max_length=4096)]
 Hashes64 = Annotated[list[Bytes32], Meta(max_length=64)]
@@ -105,7 +105,7 @@ class RecordsRequest(_Message, frozen=True, tag="records"):
 class RecordsReply(_Message, frozen=True, tag="records-reply"):
     """As many as there is room for."""
 
-    records: Annotated[list[Record], Meta(max_length=128)]
+    records: Annotated[list[GossipBytes], Meta(max_length=128)]
 
 
 class VerdictMessage(_Message, frozen=True, tag="verdict"):

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from dlx.ground import stopping, untyped
+from dlx.ground.machine import stop_signals
+from dlx.ground.untrusted import decode_json
 from dlx.ledger.chain import ChainError
 from dlx.ledger.chain.blockchain import Node
 from dlx.ledger.chain.methods import Rpc
@@ -80,7 +81,7 @@ def _signals(stop: threading.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in stopping.signals()}
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in stop_signals()}
     try:
         yield
     finally:
@@ -188,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _respond(rpc: Rpc, body: bytes, may_wait: bool) -> bytes:
     try:
-        request = untyped.decode(body)
+        request = decode_json(body)
     except (msgspec.DecodeError, RecursionError):
         return _error(None, -32700, "parse error: the request is not JSON")
     if not isinstance(request, list):

@@ -8,7 +8,7 @@ import rlp
 from eth_hash.auto import keccak
 from trie import HexaryTrie
 
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 
 
 class BadProof(ValueError):

@@ -14,9 +14,8 @@ from urllib.parse import urljoin, urlsplit
 import msgspec
 import requests
 
-from dlx.ground import untyped
 from dlx.ground.meter import Meter
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import decode_json, printable
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.rpc.deadline_http import WholeAnswers
 from dlx.ledger.rpc.websocket import SocketBroken, WebSocket
@@ -174,7 +173,7 @@ class Endpoint:
         finally:
             self._idle.append(session)
         try:
-            return untyped.decode(body), wait
+            return decode_json(body), wait
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise Garbled(f"HTTP status {response.status_code}, no JSON") from None
 

@@ -9,7 +9,7 @@ from typing import Any
 import rlp
 from eth_hash.auto import keccak
 
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 from dlx.ledger.errors import Contradiction, LedgerError
 
 # By the names of JSON-RPC, in the order of the encoding; None: a number, else the size in bytes, 0 where it may vary.

@@ -12,8 +12,8 @@ import msgspec
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from dlx.ground import untyped
 from dlx.ground.meter import Meter
+from dlx.ground.untrusted import decode_json
 
 _FRAME = 8  # bytes around a message, about
 _SILENCE = 60.0  # s without a new head, after which it is asked for
@@ -36,7 +36,7 @@ class WebSocket:
 
     def ask(self, request: bytes, timeout: float) -> Any:
         """The answer to a JSON-RPC request, or a batch. Raises SocketBroken."""
-        return self._opened(timeout).ask(untyped.decode(request), timeout)
+        return self._opened(timeout).ask(decode_json(request), timeout)
 
     def tells(self, timeout: float) -> bool:
         """Whether the chain node tells of new heads. Raises SocketBroken."""
@@ -135,7 +135,7 @@ class _Line:
             while True:
                 text = self._connection.recv()
                 self._meter.add(received=len(text) + _FRAME)
-                self._take(untyped.decode(text))
+                self._take(decode_json(text))
         except (OSError, WebSocketException, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             pass  # whoever waits is told
         finally:

@@ -22,7 +22,7 @@ from dlx.training import codecs
 from dlx.training.models import weights
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.outer.average import fold, members
-from dlx.training.outer.inner_products import Products
+from dlx.training.outer.inner_products import InnerProducts
 from dlx.training.outer.policy import Measured
 from dlx.training.outer.step import OuterError, SealedPayload, Version, apply_round, measure_round, start_hash
 from dlx.training.recipe.manifest import Manifest
@@ -66,7 +66,7 @@ class Replay:
         self.terms = Terms.of(manifest)
         self._codec = codecs.codec(manifest.codec.name)
         self._shapes = [stage_shapes(manifest, stage) for stage in range(len(manifest.stages))]
-        self._products = [Products(self._codec, shapes, _THREADS) for shapes in self._shapes]
+        self._products = [InnerProducts(self._codec, shapes, _THREADS) for shapes in self._shapes]
 
     def plan(self, stage: int, round: int) -> Plan:
         """The plan that binds a round whose seal, or the one before it, every stage has."""

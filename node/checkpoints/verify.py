@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dlx.ground.durable import file_hash
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.outer_replay import Replay, ReplayError

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from dlx.ground import stopping
+from dlx.ground.machine import stop_signals
 from dlx.node.cli import options
 from dlx.node.home.config import is_loopback
 from dlx.node.home.errors import UsageFailure
@@ -29,7 +29,7 @@ def until_stopped(found: socket.socket, app: Any, line: str) -> None:
     from dlx.node.web.serving import serve_on
 
     async def serve() -> None:
-        with trio.open_signal_receiver(*stopping.signals()) as signals:
+        with trio.open_signal_receiver(*stop_signals()) as signals:
             async with trio.open_nursery() as nursery:
                 await nursery.start(serve_on, found, app)
                 options.note(line)

@@ -16,7 +16,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_current_context
 
-from dlx.ground.printable import escaped, printable
+from dlx.ground.untrusted import escaped, printable
 from dlx.node.home import citation, config
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 
 _LOG_SECONDS = 10.0  # between two lines in a log of how far it is
 

@@ -12,12 +12,12 @@ from dlx.node.home.keys.slashing_protection import SignedBook
 from dlx.node.round.rules.deals import Deals
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
-from dlx.p2p.message_sync import Records
+from dlx.p2p.message_sync import MessageSync
 from dlx.p2p.pipe import PipeService
 from dlx.training.data.shards import DataManifest
 from dlx.training.models.placement import Placement
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.slot.records import Trained
+from dlx.training.slot.rounds import Trained
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RunContext:
     private_data: Path | None  # a prepared folder to train on instead of the run's data
     data_cache: int  # bytes of shards that stay when no coming round needs them
     placement: Placement  # where and how to train, as the operator chose
-    records: Records
+    records: MessageSync
     peer_of: Callable[[str], str | None]  # account -> libp2p peer id, as registered
     reject: Callable[[str, str], None]  # counts something refused: (reason, source)
     on_trained: Callable[[Trained], None]

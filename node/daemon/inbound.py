@@ -11,7 +11,7 @@ from dlx.node.daemon.supervisor import Well
 from dlx.p2p import wire
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.host import Host
-from dlx.p2p.message_sync import Records
+from dlx.p2p.message_sync import MessageSync
 from dlx.p2p.pipe import PipeService
 
 
@@ -23,7 +23,7 @@ class Door:
     ) -> None:
         self._gossip, self._session, self._judge = gossip, session, judge
         self.pipes = PipeService(host, self._refusal)
-        self.records = Records(host, self._beyond)
+        self.records = MessageSync(host, self._beyond)
 
     async def run(self, well: Well) -> None:
         """Raises what the session does with something; that is gone then, and run again it goes on with the next."""

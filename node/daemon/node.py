@@ -11,8 +11,8 @@ import trio
 from eth_utils import to_canonical_address
 from starlette.types import ASGIApp
 
-from dlx.ground import stopping
 from dlx.ground.blobs import BlobStore
+from dlx.ground.machine import stop_signals
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.view.run_view import RunView
@@ -58,7 +58,7 @@ from dlx.p2p.host import Host
 from dlx.p2p.verdicts import VerdictExchange
 from dlx.training.data.shards import DataError
 from dlx.training.recipe.strict import ManifestError
-from dlx.training.slot.records import Trained
+from dlx.training.slot.rounds import Trained
 
 RETURN_SECONDS = 30.0  # for the block that has the return of our slot
 MEET_SECONDS = 10.0
@@ -161,7 +161,7 @@ class Node:
     # ---- life ----
 
     async def _await_signals(self) -> None:
-        with trio.open_signal_receiver(*stopping.signals()) as signals:
+        with trio.open_signal_receiver(*stop_signals()) as signals:
             number = await anext(signals)
             notify("STOPPING=1")
             for_good = number == signal.SIGINT and not self._assignment.finished

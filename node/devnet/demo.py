@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dlx.ground.constants import MICRO
-from dlx.ground.stopping import signals
+from dlx.ground.machine import stop_signals
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import Event, Sealed
 from dlx.ledger.view.run_view import RunView
@@ -261,7 +261,7 @@ def _manifest(devnet: Devnet) -> tuple[Any, Path]:
 @contextmanager
 def stopping(devnet: Devnet) -> Iterator[None]:
     """Whatever happens, every child ends and the folder stays usable: also with a signal that asks to stop."""
-    for number in signals():  # also where a shell started us with SIGINT ignored
+    for number in stop_signals():  # also where a shell started us with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     try:
         yield

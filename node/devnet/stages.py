@@ -18,8 +18,7 @@ from typing import IO, Any
 from msgspec.structs import asdict
 
 from dlx.ground import durable
-from dlx.ground.places import expand
-from dlx.ground.stopping import signals
+from dlx.ground.machine import expand, stop_signals
 from dlx.node.devnet.server import PROGRAM, end_with_parent
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
@@ -113,7 +112,7 @@ def _together(nodes: Mapping[str, subprocess.Popen[bytes]]) -> int:
             if node.poll() is None:
                 node.send_signal(number if len(stopping) == 1 else signal.SIGKILL)
 
-    for number in signals():
+    for number in stop_signals():
         signal.signal(number, pass_on)
     shown = [threading.Thread(target=_show, args=(name, node.stdout), daemon=True) for name, node in nodes.items()]
     for thread in shown:

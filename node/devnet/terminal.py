@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dlx.ground.constants import MICRO
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 from dlx.node.devnet.demo import Observed
 from dlx.node.devnet.devnet import Devnet
 from dlx.node.home.formatting import counted, size

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlx.ground import durable, locks
-from dlx.ground.places import expand
+from dlx.ground.machine import expand
 from dlx.node.home.errors import Failure
 
 

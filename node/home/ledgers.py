@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from coincurve import PrivateKey
 from msgspec.structs import replace
 
-from dlx.ground import durable, places
+from dlx.ground import durable, machine
 from dlx.ledger.abi import checksum
 from dlx.node.home import extras
 from dlx.node.home.config import Settings
@@ -104,9 +104,9 @@ def index_folder(datadir: DataDir | None) -> Path | None:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "dlx-node"
     for place in (datadir.state, cache) if datadir is not None and datadir.root.is_dir() else (cache,):
         try:
-            folder = places.expand(place)
+            folder = machine.expand(place)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except (OSError, places.Homeless):
+        except (OSError, machine.Homeless):
             continue
         if os.access(folder, os.W_OK):
             return folder

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 
 _FILE_BYTES = 10 * 1024 * 1024
 _FILES_KEPT = 4

@@ -16,7 +16,7 @@ from dlx.node.round import events as e
 from dlx.node.round.faults import BadPayload, BadStatement, Differs
 from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts
 from dlx.training.outer.policy import Measured
-from dlx.training.slot.records import Trained
+from dlx.training.slot.rounds import Trained
 
 
 class Hands(Protocol):

@@ -7,7 +7,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.round.pending import Asked
 from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts
 from dlx.training.outer.policy import Measured
-from dlx.training.slot.records import Trained
+from dlx.training.slot.rounds import Trained
 
 
 @dataclass(frozen=True, slots=True)

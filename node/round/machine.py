@@ -20,7 +20,7 @@ from dlx.node.round.rules.pace import WINDOW, Pace, fewest_steps
 from dlx.node.round.rules.plans import deciding_seals, finished, has_round, plan_of, steps_before
 from dlx.node.round.rules.round_rules import Rules, base_version, left_out, may_train
 from dlx.node.round.sealing import Sealing
-from dlx.training.slot.records import Trained
+from dlx.training.slot.rounds import Trained
 
 MEASURED_ROUNDS = 3  # own ones, whose exchange is being timed
 

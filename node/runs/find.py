@@ -13,7 +13,7 @@ import msgspec
 
 from dlx.ground.backoff import Backoff
 from dlx.ground.blobs import BlobError, read_blob
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.index.event_index import EventIndex

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from dlx.ground.places import nearest
+from dlx.ground.machine import nearest
 from dlx.node import version
 from dlx.node.home import extras
 from dlx.node.home.config import Settings, shown_urls

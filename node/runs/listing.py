@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from dlx.ground import durable, untyped
+from dlx.ground import durable
 from dlx.ground.durable import file_hash
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import decode_json, printable
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.view.run_view import RunView
 from dlx.node.home.errors import Failure, UsageFailure
@@ -59,7 +59,7 @@ def read_sums(folder: Path, view: RunView, version: int) -> bytes:
 def read_provenance(folder: Path) -> dict[str, Any]:
     """What a pulled folder says of itself, its `run` as 0x and 64 hex digits. Nothing is compared. Raises Failure."""
     try:
-        stated = untyped.decode(_small(folder / PROVENANCE))
+        stated = decode_json(_small(folder / PROVENANCE))
     except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
         raise _no_version(folder, error) from None
     if not isinstance(stated, dict) or not _RUN.fullmatch(str(stated.get("run"))):

@@ -16,7 +16,7 @@ from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.outer.policy import Measured
 from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Plan
-from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.rounds import RoundInputs, Trained
 
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 

@@ -33,7 +33,7 @@ from dlx.training.inner.ranks.loop import RankedLoop
 from dlx.training.models.placement import Placement, PlacementError, arithmetic_threads, lacking, settle, take
 from dlx.training.models.stages import stage_shapes
 from dlx.training.models.weights import WeightsError
-from dlx.training.outer.inner_products import Products
+from dlx.training.outer.inner_products import InnerProducts
 from dlx.training.outer.step import OuterError, SealedPayload, apply_round, measure_round, start_hash
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
@@ -179,7 +179,7 @@ class Server:
         self._shapes = stage_shapes(manifest, message.stage)
         self._threads = arithmetic_threads(placement)
         self._device, note = selftest.arithmetic_device(placement.device)
-        self._products = Products(codec(manifest.codec.name, self._device), self._shapes, self._threads)
+        self._products = InnerProducts(codec(manifest.codec.name, self._device), self._shapes, self._threads)
         slot_of = manifest, message.stage, dataset, placement
         kept = message.stage, Path(message.directory), blobs, self._device, self._threads
         if self._meet is None:

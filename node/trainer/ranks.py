@@ -18,8 +18,8 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from dlx.ground import places
 from dlx.ground.errors import DlxError
+from dlx.ground.machine import for_sockets
 from dlx.node.trainer.spawn import in_words
 from dlx.training.models.placement import Placement
 
@@ -78,7 +78,7 @@ def run_ranks(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    folder = places.for_sockets("dlx-ranks-")
+    folder = for_sockets("dlx-ranks-")
     if placement.machines == 1:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         # No rank can be reached from outside of this machine, and the launcher opens no port for them to meet.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dlx.ground import durable
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 from dlx.ledger.events import Convicted
 from dlx.ledger.typed import split_conviction
 from dlx.node.home import formatting

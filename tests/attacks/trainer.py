@@ -23,7 +23,7 @@ from dlx.training.inner import loop
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.inner.optimisers import Optimisers
 from dlx.training.recipe.recipe import Plan
-from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.slot import Slot
 from tests.attacks.lies import LIES, Lie
 

@@ -17,8 +17,8 @@ from benchmarks.trainings import Job, Result, Setting
 
 METHODS = [row.method for row in ROWS]
 DOCS = Path(__file__).parents[2] / "docs"
-MEASURED: dict[str, Any] = json.loads((DOCS / "convergence.json").read_text())
-DRAWN = [DOCS / "convergence.json", DOCS / "convergence-shampoo.json"]
+MEASURED: dict[str, Any] = json.loads((tables.RESULTS / "convergence.json").read_text())
+DRAWN = [tables.RESULTS / "convergence.json", tables.RESULTS / "convergence-shampoo.json"]
 POINTS: list[dict[str, Any]] = [row for path in DRAWN for row in json.loads(path.read_text())["rows"]]
 
 
@@ -65,8 +65,8 @@ def test_the_picture_is_drawn(trained: tuple[list[Job], dict[str, Result]], tmp_
 
 def test_the_tables_in_the_docs_are_of_the_rows_in_the_repository() -> None:
     page = (DOCS / "convergence.md").read_text()
-    assert set(tables.names(page)) == {path.name for path in DOCS.glob("convergence*.json")}
-    assert tables.rewritten(page, DOCS) == page, "python -m benchmarks.tables docs/convergence.md"
+    assert set(tables.names(page)) == {path.name for path in tables.RESULTS.glob("convergence*.json")}
+    assert tables.rewritten(page, tables.RESULTS) == page, "python -m benchmarks.tables docs/convergence.md"
 
 
 def test_what_the_benchmarks_page_says_of_loss_is_of_the_rows_in_the_repository() -> None:
@@ -92,25 +92,25 @@ def test_a_page_whose_results_are_missing_stays_as_it_is(tmp_path: Path) -> None
     page = tmp_path / "page.md"
     page.write_text("<!-- none.json -->\n")
     with pytest.raises(typer.BadParameter, match=r"none\.json: expected what"):
-        tables.main(page)
+        tables.main(page, tmp_path)
     (tmp_path / "none.json").write_text("{}")
     with pytest.raises(typer.BadParameter, match=r"none\.json: expected what"):
-        tables.main(page)
+        tables.main(page, tmp_path)
     assert page.read_text() == "<!-- none.json -->\n"
     page.write_text("no table\n")
     with pytest.raises(typer.BadParameter, match="expected a line"):
-        tables.main(page)
+        tables.main(page, tmp_path)
 
 
 def test_a_table_is_made_in_its_place_and_nothing_else_is_touched(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("Before\n\n<!-- some.json -->\n\n| an | old |\n| one | here |\n\nAfter `code`\n")
-    (tmp_path / "some.json").write_text((DOCS / "convergence.json").read_text())
-    tables.main(page)
+    (tmp_path / "some.json").write_text((tables.RESULTS / "convergence.json").read_text())
+    tables.main(page, tmp_path)
     made = page.read_text()
     assert made.startswith("Before\n\n<!-- some.json -->\n\n`command: ") and made.endswith("|\n\nAfter `code`\n")
     assert "old" not in made and all(f"| {row['method']} |" in made for row in MEASURED["rows"])
-    tables.main(page)
+    tables.main(page, tmp_path)
     assert page.read_text() == made
 
 
@@ -151,9 +151,9 @@ def test_the_command_draws_what_converged_and_refuses_what_is_no_table_or_of_ano
     picture.main([table, DRAWN[1]], png)
     assert picture.described(POINTS).encode() in png.read_bytes()
     with pytest.raises(typer.BadParameter, match="Shampoo, 216 of 4,096: in two of the tables"):
-        picture.main([*DRAWN, DOCS / "convergence-slots.json"], png)
+        picture.main([*DRAWN, tables.RESULTS / "convergence-slots.json"], png)
     with pytest.raises(typer.BadParameter, match=r"convergence-96\.json: of 492,384 parameters"):
-        picture.main([*DRAWN, DOCS / "convergence-96.json"], png)
+        picture.main([*DRAWN, tables.RESULTS / "convergence-96.json"], png)
     kept = table.read_text()
     with pytest.raises(typer.BadParameter, match=r"table\.json: expected a name that ends in \.png"):
         picture.main(DRAWN, table)

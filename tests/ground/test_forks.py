@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dlx.ground import places
+from dlx.ground import machine
 from dlx.ground.forks import Forked, ForkServer
 from tests.patience import PATIENCE
 
@@ -117,7 +117,7 @@ def test_a_server_that_cannot_start_leaves_nothing(at: str, tmp_path: Path, monk
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(places, "_SOCKET_PATH", 1000)
+    monkeypatch.setattr(machine, "_SOCKET_PATH", 1000)
     monkeypatch.setattr(f"dlx.ground.forks.{at}", refuses)
     with pytest.raises(OSError, match="Cannot allocate memory"):
         Server()

@@ -18,7 +18,7 @@ from dlx.p2p import wire
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.host import Host
-from dlx.p2p.message_sync import Records, record_id
+from dlx.p2p.message_sync import MessageSync, short_id
 from dlx.p2p.pipe import PipeService
 from tests.patience import PATIENCE
 
@@ -55,8 +55,8 @@ class Node:
         )
         self.id = self.host.peer_id
         self.gossip = Gossip(self.host, (TOPIC,), CHOICE)
-        self.shelf: list[bytes] = []
-        self.records = Records(self.host, lambda request: self.beyond(request.have))
+        self.messages: list[bytes] = []
+        self.sync = MessageSync(self.host, lambda request: self.beyond(request.have))
         self.store = BlobStore(directory / f"blobs{index}")
         self.blobs = BlobExchange(self.host, self.store)
         self.pipes = PipeService(
@@ -64,7 +64,7 @@ class Node:
         )
 
     def beyond(self, have: Sequence[bytes]) -> list[bytes]:
-        return [record for record in self.shelf if record_id(record) not in have]
+        return [message for message in self.messages if short_id(message) not in have]
 
     def _rejects(self, reason: str, peer: str) -> None:
         self.rejected[reason] += 1

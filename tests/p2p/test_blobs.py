@@ -2,6 +2,8 @@ import hashlib
 import os
 import signal
 import threading
+import time
+from typing import Any
 
 import pytest
 import trio
@@ -95,6 +97,55 @@ async def test_callers_that_share_a_download_each_have_their_own_limit(tmp_path,
             both_wait.set()
         await small()
         assert generous == [data] and [type(error) for error in strict] == [BlobTooLarge] * 2
+
+
+@pytest.mark.parametrize("work", ["write", "finish"])
+async def test_a_download_that_everybody_left_is_waited_for_and_not_joined(tmp_path, monkeypatch, work):
+    begun, goes_on, done = threading.Event(), threading.Event(), getattr(exchange.Partial, work)
+
+    def waits(*args: Any) -> object:
+        begun.set()
+        goes_on.wait(15)
+        return done(*args)
+
+    monkeypatch.setattr(exchange.Partial, work, waits)
+    async with network(tmp_path, 2) as (one, two):
+        name = two.store.put(data := os.urandom(CHUNK))
+        leaver = trio.CancelScope()
+        fetched: list[bytes] = []
+
+        async def leaves() -> None:
+            with leaver:
+                await one.blobs.fetch(name, GIB, None, 60)
+
+        async def comes() -> None:
+            with trio.fail_after(30):
+                fetched.append((await one.blobs.fetch(name, GIB, None, 60)).read_bytes())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leaves)
+            await until(begun.is_set)
+            leaver.cancel()
+            await until(lambda: one.blobs._downloads[name, None].scope.cancel_called)
+            nursery.start_soon(comes)
+            await trio.sleep(0.1)
+            goes_on.set()
+        assert fetched == [data]
+
+
+async def test_a_slow_disk_is_waited_for(tmp_path, monkeypatch):
+    finish = exchange.Partial.finish
+
+    def slowly(partial: exchange.Partial) -> bool:
+        time.sleep(2.0)
+        return finish(partial)
+
+    monkeypatch.setattr(exchange.Partial, "finish", slowly)
+    async with network(tmp_path, 2) as (one, two):
+        name = two.store.put(data := os.urandom(CHUNK))
+        before = one.host.bytes_received
+        assert (await one.blobs.fetch(name, GIB, None, 0.6)).read_bytes() == data
+        assert one.host.bytes_received - before < 1.5 * CHUNK, "it came once"
 
 
 async def ask(node: Node, peer: Node, hash_: bytes, offset: int, length: int) -> tuple[wire.BlobReply, bytes]:

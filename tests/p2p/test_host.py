@@ -175,8 +175,8 @@ async def test_an_exception_in_a_handler_costs_one_stream(tmp_path):
 
 
 async def test_streams_per_connection_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(p2p.guard, "STREAM_LIMIT", 10)
-    monkeypatch.setattr(p2p.guard, "STRANGER_STREAMS", 6)
+    monkeypatch.setattr(p2p.guarded_host, "STREAM_LIMIT", 10)
+    monkeypatch.setattr(p2p.guarded_host, "STRANGER_STREAMS", 6)
     async with network(tmp_path, 3) as (node, other, member):
         node.host.meet({member.id: []})
 

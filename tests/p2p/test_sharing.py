@@ -41,8 +41,8 @@ def test_no_piece_is_asked_for_twice_as_long_as_something_comes():
             for _ in range(each.end - each.first):
                 now += 4.0  # slowly
                 assert plan.replaceable(two if each is first else one, now) is None
-                plan.heard(first, 0 if each is second else 4096, now)
-                plan.heard(second, 4096 if each is second else 0, now)
+                plan.received(first, 0 if each is second else 4096, now)
+                plan.received(second, 4096 if each is second else 0, now)
         plan.over(first, first.end - first.first, now)
         plan.over(second, second.end - second.first, now)
     assert sorted(asked) == list(range(40)) and not plan.wants(range(40))
@@ -54,16 +54,16 @@ def test_who_is_silent_or_far_slower_than_another_is_replaced():
     quiet, drips = plan.take(silent, 0.0), plan.take(dripper, 0.0)
     assert quiet is not None and drips is not None
     for second in range(1, 6):
-        plan.heard(drips, 1, second)
+        plan.received(drips, 1, second)
         assert plan.replaceable(good, second) is None
-    plan.heard(drips, 1, 6.0)
+    plan.received(drips, 1, 6.0)
     assert plan.replaceable(good, 6.0) is quiet
     plan.over(quiet, 0, 6.0)
     assert plan.replaceable(good, 6.0) is drips, "a byte a second is no progress beside a peer that delivers"
     new = Source("new")
     plan.sources.append(new)
     assert plan.replaceable(new, 6.0) is drips, "who was never asked cannot be worse"
-    plan.heard(drips, 6 * 1024, 6.0)
+    plan.received(drips, 6 * 1024, 6.0)
     assert plan.replaceable(new, 6.0) is None
 
 

@@ -19,7 +19,7 @@ from multiaddr import Multiaddr
 
 from dlx.ground.blobs import CHUNK
 from dlx.ground.merkle import leaf_hashes, root_of
-from dlx.p2p import guard, host, places, serving, wire
+from dlx.p2p import admission, guarded_host, host, serving, wire
 from dlx.p2p.host import Host
 from dlx.p2p.streams import StreamBroken, read_exact, read_short, write_short
 from tests.p2p.network import HELLO, Node, network, running, until
@@ -35,7 +35,7 @@ async def test_idle_sockets_keep_nobody_out(tmp_path):
         port = int(node.host.addresses[0].split("/")[4])
         for _ in range(200):
             await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
-        await until(lambda: len(node.host._network._handshakes) == guard.PENDING_LIMIT)
+        await until(lambda: len(node.host._network._handshakes) == guarded_host.PENDING_LIMIT)
         async with running(newcomer, member):
             for other in (newcomer, member):
                 other.host.known(node.id, node.host.addresses)
@@ -48,8 +48,8 @@ async def test_handshakes_from_one_network_have_a_budget_and_members_need_none(t
     address = next((e.address for e in found if e.family == socket.AF_INET and not e.address.startswith("127.")), None)
     if address is None:
         pytest.skip("loopback has no budget, and this machine has no other address")
-    monkeypatch.setattr(guard, "HANDSHAKE_BURST", 3.0)
-    monkeypatch.setattr(guard, "HANDSHAKE_RATE", 1e-6)
+    monkeypatch.setattr(guarded_host, "HANDSHAKE_BURST", 3.0)
+    monkeypatch.setattr(guarded_host, "HANDSHAKE_RATE", 1e-6)
     rejected: list[tuple[str, str]] = []
     node = Host(b"k" * 32, [f"/ip4/{address}/tcp/0"], [], HELLO, on_reject=lambda *what: rejected.append(what))
     member = Host(b"m" * 32, [], [], HELLO)
@@ -83,7 +83,7 @@ async def invented(node: Node, peers: int, connections: int) -> AsyncIterator[No
 
 
 async def test_invented_peers_fill_no_place_that_a_member_or_a_newcomer_needs(tmp_path, monkeypatch):
-    monkeypatch.setattr(guard, "MAX_CONNECTIONS", 16)
+    monkeypatch.setattr(guarded_host, "MAX_CONNECTIONS", 16)
     monkeypatch.setattr(host, "HELLO_DEADLINE", 1000.0)  # those that say nothing could stay for as long
     node, dialled = Node(1, tmp_path), Node(2, tmp_path)
     async with running(node, dialled), invented(node, peers=6, connections=8):
@@ -101,12 +101,12 @@ async def test_a_peer_has_a_few_connections(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "HELLO_DEADLINE", 1000.0)
     node = Node(1, tmp_path)
     async with node.host.run(), invented(node, peers=1, connections=8):
-        await until(lambda: node.rejected["duplicate"] == 8 - guard.CONNECTIONS_PER_PEER)
-        await until(lambda: len(node.host._network.get_connections()) == guard.CONNECTIONS_PER_PEER)
+        await until(lambda: node.rejected["duplicate"] == 8 - guarded_host.CONNECTIONS_PER_PEER)
+        await until(lambda: len(node.host._network.get_connections()) == guarded_host.CONNECTIONS_PER_PEER)
 
 
 async def test_a_peer_in_use_is_kept_where_an_idle_one_has_to_go(tmp_path, monkeypatch):
-    monkeypatch.setattr(guard, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(guarded_host, "MAX_CONNECTIONS", 2)
     monkeypatch.setattr(host, "HELLO_DEADLINE", 1000.0)
     node, used = Node(1, tmp_path), Node(2, tmp_path)
     async with running(node, used), invented(node, peers=1, connections=1):
@@ -151,10 +151,12 @@ async def test_four_strangers_do_not_hold_all_streams_that_blobs_are_served_on(t
 
 async def test_strangers_do_not_hold_all_streams_of_the_dht(tmp_path):
     async with network(tmp_path, 4) as (server, *busy):
-        for node in busy * (guard.DHT_STREAMS_PER_PEER + 2):
+        for node in busy * (guarded_host.DHT_STREAMS_PER_PEER + 2):
             with suppress(Exception):  # refused, by whatever name
-                await node.host.libp2p.new_stream(server.host.libp2p.get_id(), [guard.KAD_ID])  # and says nothing
-        await until(lambda: len(server.host.libp2p._dht) == guard.DHT_STREAMS)
+                await node.host.libp2p.new_stream(
+                    server.host.libp2p.get_id(), [guarded_host.KAD_ID]
+                )  # and says nothing
+        await until(lambda: len(server.host.libp2p._dht) == guarded_host.DHT_STREAMS)
         seeker = Node(9, tmp_path, server.host.addresses)
         async with seeker.host.run():
             await until(lambda: len(seeker.host.agreed()) == 4)  # the others are known from the DHT alone
@@ -226,7 +228,7 @@ async def test_members_are_served_before_strangers(tmp_path):
             await member.blobs.fetch(names[2], 64 * MIB, [server.id], 120)
             seconds, taken = trio.current_time() - started, _received(strangers) - before
         under_way = serving.STRANGERS_AT_ONCE * CHUNK + MIB  # and what is no blob
-        assert taken < 48 * MIB / places.SHARE + seconds * places.TRICKLE + places.SAVED + under_way
+        assert taken < 48 * MIB / admission.SHARE + seconds * admission.TRICKLE + admission.SAVED + under_way
         assert all(node.store.has(name) for node, name in zip(strangers, names, strict=False))  # and they are served
 
 

@@ -100,11 +100,11 @@ def test_a_micro_batch_keeps_what_autograd_keeps_and_its_ends(stage: int) -> Non
     draft = tiny_draft(SPLIT)
     model = StageModel(draft, stage)
     own = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())}
-    kept: dict[StorageWeakRef, int] = {}
+    retained: dict[StorageWeakRef, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().data_ptr() not in own:
-            kept[StorageWeakRef(tensor.untyped_storage())] = tensor.untyped_storage().nbytes()
+            retained[StorageWeakRef(tensor.untyped_storage())] = tensor.untyped_storage().nbytes()
         return tensor
 
     ids = torch.zeros(2, 16, dtype=torch.int64)
@@ -112,11 +112,11 @@ def test_a_micro_batch_keeps_what_autograd_keeps_and_its_ends(stage: int) -> Non
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         output = model(source) if stage == 0 else model(source, ids)
     note(source), note(output)
-    one = sum(size for storage, size in kept.items() if not storage.expired())
+    one = sum(size for storage, size in retained.items() if not storage.expired())
     if stage == 1:  # the loss takes its gradients at once: of the head, and of what the head takes
         one += 4 * (256 * 16 + 2 * 16 * 16)
-    assert Simulation(draft, "none").of(stage).kept == one
-    assert Simulation(draft, "layers").of(stage).kept < one
+    assert Simulation(draft, "none").of(stage).retained == one
+    assert Simulation(draft, "layers").of(stage).retained < one
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "muon", "shampoo"])

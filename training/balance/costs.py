@@ -114,7 +114,7 @@ def _memory(
     largest = FLOAT * max(math.prod(shape) for shape in shapes.values())
     in_flight = min(len(recipe.stages) - stage, recipe.data.micro_batches)
     activations = max(
-        simulated.busy + (in_flight - 1) * simulated.kept - FLOAT * _count(sharing.cut(shapes)),
+        simulated.busy + (in_flight - 1) * simulated.retained - FLOAT * _count(sharing.cut(shapes)),
         simulated.stepping - FLOAT * (_count(shapes) + _count(covariances)),
     )
     if sharing.ranks > 1:

@@ -25,11 +25,12 @@ class History(NamedTuple):
     payloads: int
 
 
-def history(kept: Retention, rounds: int, version: int, payloads: int) -> History:
+def history(retention: Retention, rounds: int, version: int, payloads: int) -> History:
     """What a stage takes whose versions have so many bytes each, and the payloads of one round so many together."""
-    old = rounds // kept.every if isinstance(kept.checkpoints, str) else min(rounds, kept.checkpoints) // kept.every + 2
-    stay = rounds if isinstance(kept.payloads, str) else min(rounds, kept.payloads + kept.every)
-    return History(versions=(kept.versions + 1 + old) * version, payloads=stay * payloads)
+    checkpoints, every = retention.checkpoints, retention.every
+    old = rounds // every if isinstance(checkpoints, str) else min(rounds, checkpoints) // every + 2
+    stay = rounds if isinstance(retention.payloads, str) else min(rounds, retention.payloads + every)
+    return History(versions=(retention.versions + 1 + old) * version, payloads=stay * payloads)
 
 
 def version_bytes(recipe: Recipe, parameters: int) -> int:
@@ -49,8 +50,8 @@ def with_retention(draft: Draft) -> Draft:
         sizes.append((version_bytes(draft, parameters), payloads))
 
     def fits(rounds: Literal["run"] | int) -> bool:
-        kept = draft.retention.settled(rounds)
-        return all(sum(history(kept, draft.rounds, *each)) <= MOST for each in sizes)
+        retention = draft.retention.settled(rounds)
+        return all(sum(history(retention, draft.rounds, *each)) <= MOST for each in sizes)
 
     if fits("run"):
         return replace(draft, retention=draft.retention.settled("run"))

@@ -27,7 +27,7 @@ from dlx.training.recipe.recipe import Recipe
 class Simulated(NamedTuple):
     """Bytes of a stage beside its weights and its optimiser's state."""
 
-    kept: int  # by a micro-batch between its forward and its backward pass
+    retained: int  # by a micro-batch between its forward and its backward pass
     busy: int  # the most while micro-batches pass through one at a time: gradients too
     stepping: int  # the most while the optimisers take their step: gradients too
 
@@ -74,13 +74,13 @@ def _simulate(
         source = ids if model.is_first else torch.empty(samples, length, width, requires_grad=True)
         live.peak = live.bytes
         output = model(source, ids) if model.is_last else model(source)
-        kept = live.bytes - before
+        retained = live.bytes - before
         output.backward(None if model.is_last else torch.empty_like(output))
         del source, output, ids
         busy, live.peak = live.peak - resting, live.bytes
         if optimisers is not None:
             optimisers.step(1.0)
-        return Simulated(kept, busy, live.peak - resting)
+        return Simulated(retained, busy, live.peak - resting)
 
 
 def shortened(recipe: Recipe, stage: int, layers: int) -> tuple[Recipe, int]:

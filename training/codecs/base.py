@@ -7,13 +7,13 @@ So whoever sums payloads needs neither a whole payload nor a whole decoded tenso
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlx.training.codecs.scratch import scratch
 from dlx.training.models.weights import Shapes, Values, array, is_float32, shapes_of
 from dlx.training.recipe.codec_info import CodecInfo
 from dlx.training.recipe.recipe import Plan
@@ -241,10 +241,10 @@ def combine(operation: np.ufunc, values: np.ndarray, decoder: Decoder, factor: f
         operation(piece, decoded, out=piece)
 
 
-def spans(length: int, block: int, most: int = AT_ONCE) -> Iterator[tuple[int, int]]:
-    """Start and length of the pieces of so many values: whole blocks, but for the last, and at most `most` values where
-    a block is not longer."""
-    size = max(1, most // block) * block
+def spans(length: int, block: int, limit: int = AT_ONCE) -> Iterator[tuple[int, int]]:
+    """Start and length of the pieces of so many values: whole blocks, but for the last, and at most `limit` values
+    where a block is not longer."""
+    size = max(1, limit // block) * block
     for start in range(0, length, size):
         yield start, min(size, length - start)
 
@@ -269,3 +269,21 @@ def row_sums(values: np.ndarray) -> np.ndarray:
         columns = columns[:half] + columns[half : 2 * half]
         columns[: len(left_over)] += left_over
     return columns[0]
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.arrays: dict[tuple[str, Any], np.ndarray] = {}
+
+
+_local = _Local()
+
+
+def scratch(purpose: str, count: int, dtype: Any = np.float32) -> np.ndarray:
+    """A flat array of this thread's, with anything in it, until the thread asks again for the same purpose and type.
+
+    Fresh memory costs more than the arithmetic in it, and giving it back stops all threads of the process."""
+    found = _local.arrays.get((purpose, dtype))
+    if found is None or len(found) < count:
+        found = _local.arrays[purpose, dtype] = np.empty(count, dtype)
+    return found[:count]

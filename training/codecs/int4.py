@@ -8,9 +8,8 @@ scale and codes are all zero, or some code is at one of the two ends.
 
 import numpy as np
 
-from dlx.training.codecs.base import Codec, CodecError, Decoder, Encoder, count, spans, too_large
+from dlx.training.codecs.base import Codec, CodecError, Decoder, Encoder, count, scratch, spans, too_large
 from dlx.training.codecs.packing import CODES, LARGEST, UNUSED, pack
-from dlx.training.codecs.scratch import scratch
 from dlx.training.recipe import codec_info
 from dlx.training.recipe.recipe import Plan
 

@@ -9,8 +9,7 @@ That is 1.625 bits a value, always. An entropy code would need 1.56 of normally 
 
 import numpy as np
 
-from dlx.training.codecs.base import Codec, CodecError, Decoder, Encoder, count, row_sums, spans, too_large
-from dlx.training.codecs.scratch import scratch
+from dlx.training.codecs.base import Codec, CodecError, Decoder, Encoder, count, row_sums, scratch, spans, too_large
 from dlx.training.recipe import codec_info
 from dlx.training.recipe.recipe import Plan
 

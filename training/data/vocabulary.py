@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlx.ground import untyped
+from dlx.ground.untrusted import decode_json
 from dlx.training.data.shards import (
     BYTE_VALUES,
     MAX_TOKENIZER_BYTES,
@@ -124,7 +124,7 @@ def _load(content: bytes, origin: str) -> "Tokenizer":
         raise DataError(f"{origin}: expected a tokenizer.json of at most {MAX_TOKENIZER_BYTES >> 20} MiB")
     try:
         text = content.decode()
-        raw = untyped.decode(text)
+        raw = decode_json(text)
         if (raw.get("model") or {}).get("dropout"):
             raise DataError(f"{origin}: its BPE dropout gives other tokens each time; set model.dropout to null")
         tokenizer = Tokenizer.from_str(text)

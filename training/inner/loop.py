@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from dlx.ground.constants import MOST_LOSS
 from dlx.training.data.shards import Dataset
 from dlx.training.inner import schedule
 from dlx.training.inner.optimisers import Optimisers
-from dlx.training.inner.pipeline import Link, Norms, norm_and_loss, run_step
+from dlx.training.inner.pipeline import Link, Norms, add_norms, run_step, squares_and_loss
 from dlx.training.inner.states import optimiser_shapes
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.stages import StageModel, stage_shapes
@@ -22,6 +24,31 @@ from dlx.training.recipe.recipe import Inner
 
 class TrainingError(RuntimeError):
     """The inner loop cannot go on: unfitting data or state, or a loss that has gone to infinity."""
+
+
+class Step(Struct, frozen=True):
+    """An inner step, at `factor` times the manifest's rates."""
+
+    index: int
+    factor: float
+
+
+class Pipes(NamedTuple):
+    """Of a stage; None where it has none."""
+
+    previous: Link | None
+    next: Link | None
+
+
+class Conclusion(NamedTuple):
+    """What is found of a step: the replica's."""
+
+    norm: float
+    loss: float
+
+
+# From the squared norm of each gradient of the stage, and on the last stage the loss.
+Conclude = Callable[[Sequence[float], float | None], Conclusion]
 
 
 class InnerLoop:
@@ -128,20 +155,34 @@ class InnerLoop:
         `stop()`), which leaves weights and state as they were, and TrainingError when the gradients are not finite or
         the loss is above MOST_LOSS. `ready()` is waited for before weights or state change: until then other threads
         may read them."""
-        data, batch = self._manifest.data, self._batch(samples)
-        micro_batches = None
+        batch = self._batch(samples)
+        factor = schedule.factor(self._manifest.inner, index, total_steps)
+
+        def conclude(squares: Sequence[float], mean: float | None) -> Conclusion:
+            self.norms, loss = add_norms(squares, mean, index, previous, next)
+            return Conclusion(self.norms.replica, loss)
+
+        return self._advance(Step(index, factor), batch, Pipes(previous, next), stop, conclude, ready)
+
+    def _advance(
+        self,
+        step: Step,
+        batch: Tensor | None,
+        pipes: Pipes,
+        stop: Callable[[], bool],
+        conclude: Conclude,
+        ready: Callable[[], None],
+    ) -> float:
+        """The replica's loss, once the stage's tensors have taken the step."""
+        data, micro_batches = self._manifest.data, None
         if batch is not None:
             micro_batches = to_device(batch, self._model.device).split(data.batch_size // data.micro_batches)
         self.free_gradients()
-        mean = run_step(self._model, index, micro_batches, previous, next, stop)
+        mean = run_step(self._model, step.index, micro_batches, *pipes, stop)
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        self.norms, loss = norm_and_loss(gradients, mean, index, previous, next)
-        factor = clipping(self._manifest.inner, index, self.norms.replica, loss)
-        if factor < 1:
-            torch._foreach_mul_(gradients, factor)
-        ready()
-        self._optimisers.step(schedule.factor(self._manifest.inner, index, total_steps))
-        return loss
+        found = conclude(*squares_and_loss(gradients, mean))
+        apply(self._optimisers, self._manifest.inner, step, gradients, found, ready)
+        return found.loss
 
     def _batch(self, samples: Sequence[int] | None) -> Tensor | None:
         """int64 [batch size, length + 1] in main memory; None on a stage without data."""
@@ -163,6 +204,23 @@ class InnerLoop:
             raise TrainingError(f"the data has {self._dataset.vocab_size} tokens, more than the model's vocab_size")
         if not self._dataset.len_samples("train", self._manifest.data.sequence_length):
             raise TrainingError("the training data is shorter than one sample; lower data.sequence_length")
+
+
+def apply(
+    optimisers: Optimisers,
+    inner: Inner,
+    step: Step,
+    gradients: Sequence[Tensor],
+    found: Conclusion,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """What ends every inner step: the gradients, clipped, change the weights. Raises TrainingError; then nothing has
+    changed."""
+    factor = clipping(inner, step.index, *found)
+    if factor < 1:
+        torch._foreach_mul_(list(gradients), factor)
+    ready()
+    optimisers.step(step.factor)
 
 
 def clipping(inner: Inner, index: int, norm: float, loss: float) -> float:

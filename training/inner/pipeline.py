@@ -138,23 +138,15 @@ class Norms(NamedTuple):
     replica: float  # the norm of all stages
 
 
-def norm_and_loss(
-    gradients: Sequence[Tensor], mean: Tensor | None, step: int, previous: Link | None, next: Link | None
+def add_norms(
+    squares: Sequence[float], loss: float | None, step: int, previous: Link | None, next: Link | None
 ) -> tuple[Norms, float]:
-    """The gradient norms (float64) and the loss (`mean` on the last stage); the whole replica's have the same bits on
-    every stage.
+    """The gradient norms and the loss, from what `squares_and_loss` found here; the whole replica's have the same bits
+    on every stage.
 
     Squared norms are added one tensor after the other along the pipe, so the sum does not depend on where the model is
     split; the last stage, which knows the loss, sends both back. Raises PipeBroken.
     """
-    squares, loss = _read(gradients, mean)
-    return add_norms(squares, loss, step, previous, next)
-
-
-def add_norms(
-    squares: Sequence[float], loss: float | None, step: int, previous: Link | None, next: Link | None
-) -> tuple[Norms, float]:
-    """`norm_and_loss` from the gradients' squared norms."""
     received = 0.0 if previous is None else _numbers(previous.recv("norm", step, 0), 1)[0]
     total = received
     for square in squares:
@@ -172,7 +164,7 @@ def add_norms(
     return Norms(received, total, norm), loss
 
 
-def _read(gradients: Sequence[Tensor], mean: Tensor | None) -> tuple[list[float], float | None]:
+def squares_and_loss(gradients: Sequence[Tensor], mean: Tensor | None) -> tuple[list[float], float | None]:
     """Each gradient's squared norm, and the loss where it is known: one transfer, one wait for the device."""
     values = list(torch._foreach_norm(list(gradients), dtype=_wide(gradients[0]))) if gradients else []
     if mean is not None:

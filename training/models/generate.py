@@ -74,16 +74,16 @@ class Writer:
             text = self._tokenizer.decode(ids, skip_special_tokens=True)
             ends = [at for one in how.stop if (at := text.find(one)) >= 0]
             if ends:
-                yield text[: min(ends)][len(said) :], "stop"
+                yield text[: min(ends)][len(text) :], "stop"
                 return
             held = max((_overlap(text, one) for one in how.stop), default=0)  # it may be the beginning of a stop
-            if not text.endswith(_UNDECIDED) and len(text) - held > len(said):
-                yield text[len(said) : len(text) - held], None
+            if not text.endswith(_UNDECIDED) and len(text) - held > len(text):
+                yield text[len(text) : len(text) - held], None
                 said = text[: len(text) - held]
         yield self._rest(ids, said), "length"
 
-    def _rest(self, ids: Sequence[int], said: str) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))[len(said) :]
+    def _rest(self, ids: Sequence[int], text: str) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))[len(text) :]
 
 
 def _choose(logits: Tensor, how: Sampling, chance: torch.Generator | None) -> int:

@@ -180,8 +180,8 @@ def _compiled() -> Callable[[nn.Module, Checkpoint, Tensor, dict[str, Any]], Ten
 def _through(layer: nn.Module, recomputed: Checkpoint, hidden: Tensor, options: dict[str, Any]) -> Tensor:
     if recomputed == "none":
         return layer(hidden, **options)
-    kept: dict[str, Any] = {"context_fn": _SELECTIVE} if recomputed == "selective" else {}
-    return checkpoint(layer, hidden, use_reentrant=False, preserve_rng_state=False, **kept, **options)
+    selective: dict[str, Any] = {"context_fn": _SELECTIVE} if recomputed == "selective" else {}
+    return checkpoint(layer, hidden, use_reentrant=False, preserve_rng_state=False, **selective, **options)
 
 
 def preload() -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from dlx.ground import blobs, known
+from dlx.ground import blobs, hash_memory
 from dlx.ground.large import ReadOnce
 from dlx.ground.streamed import Stream, Written
 
@@ -120,7 +120,7 @@ class Stored(Lazy[np.ndarray]):
         if wrong:
             raise self._not_canonical(wrong)
         self._once = ReadOnce(self._file.fileno()) if once else None
-        self._is_sound = sha256 is None or known.is_known(self._file.fileno(), sha256)
+        self._is_sound = sha256 is None or hash_memory.is_known(self._file.fileno(), sha256)
 
     def read_into(self, out: np.ndarray, name: str, start: int = 0) -> None:
         """Fill `out`, contiguous float32 of any shape, with the tensor's values from number `start` on."""
@@ -184,7 +184,7 @@ class Stored(Lazy[np.ndarray]):
         if self._digest.digest() != self._sha256:
             raise blobs.Damaged(self._sha256, "its bytes do not match its name")
         self._is_sound = True
-        known.remember(self._file.fileno(), self._sha256)
+        hash_memory.remember(self._file.fileno(), self._sha256)
 
     def _judge(self) -> None:
         if not self._is_finite:

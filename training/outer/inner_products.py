@@ -27,7 +27,7 @@ _MOST = 1 << 16  # products remembered; of more the oldest are forgotten
 _Key = tuple[str, int, int]  # a payload's name, and what its decoding depends on: the plan's level and rank
 
 
-class Products:
+class InnerProducts:
     """Of the payloads of one stage. What was computed is remembered: a payload that was checked has its norm already,
     and a listing that leaves out some of an earlier one needs no pass. One thread at a time."""
 
@@ -99,7 +99,7 @@ class Copied(Decoder):
 def gram(payloads: Sequence[Decodable], shapes: Shapes, threads: int = 1) -> np.ndarray:
     """Inner products, float64 [n, n], of payloads of one plan. Raises CodecError."""
     share = _square if len(payloads) == 1 else _share
-    with ThreadPoolExecutor(threads, "products") as pool:
+    with ThreadPoolExecutor(threads, "inner-products") as pool:
         shares = pool.map(lambda number: share(payloads, shapes, number, threads), range(threads))
         return sum(shares, np.zeros((len(payloads), len(payloads))))
 

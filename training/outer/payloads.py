@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlx.ground import known
+from dlx.ground import hash_memory
 from dlx.ground.blobs import LOST, BlobError, Damaged
 from dlx.training.codecs import Codec, CodecError
 from dlx.training.codecs.base import Decoder
@@ -70,9 +70,9 @@ def opened(codec: Codec, shapes: Shapes, blobs: Sequence[tuple[Path, Plan]], thr
 
 def _verify(descriptor: int, path: Path) -> None:
     name = bytes.fromhex(path.name)
-    if known.is_known(descriptor, name):
+    if hash_memory.is_known(descriptor, name):
         return
     with open(descriptor, "rb", closefd=False) as file:
         if hashlib.file_digest(file, "sha256").digest() != name:
             raise Damaged(name, "its bytes do not match its name")
-    known.remember(descriptor, name)
+    hash_memory.remember(descriptor, name)

@@ -10,8 +10,8 @@ remain, and of two nobody is dropped.
 Norms and cosines are sums whose order a machine chooses, so no two machines need agree on their last bits. The proposer
 seals integers, and whoever checks them takes any that lie within one unit, or one hair, of its own (`disagreement`).
 
-All of it follows from the payloads' inner products, so they are decoded once (see `products`); and the network process
-can judge, without numpy, what its training process measured.
+All of it follows from the payloads' inner products, so they are decoded once (see `inner_products`); and the network
+process can judge, without numpy, what its training process measured.
 """
 
 from __future__ import annotations

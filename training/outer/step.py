@@ -23,7 +23,7 @@ from dlx.training.models import weights
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.weights import Shapes, Stored, Writer
 from dlx.training.outer.arithmetic import add_part, descend, rounded
-from dlx.training.outer.inner_products import Products
+from dlx.training.outer.inner_products import InnerProducts
 from dlx.training.outer.payloads import Payload, opened
 from dlx.training.outer.policy import Measured, measure
 from dlx.training.recipe.manifest import Manifest
@@ -114,12 +114,12 @@ def apply_round(
 
 
 def measure_round(
-    manifest: Manifest, stage: int, contributions: Sequence[SealedPayload], products: Products | None = None
+    manifest: Manifest, stage: int, contributions: Sequence[SealedPayload], products: InnerProducts | None = None
 ) -> Measured:
     """What the run's policy needs to know of these payloads, whatever their multipliers. `products` remembers what was
     computed before. Raises Damaged, BlobError, CodecError."""
     if products is None:
-        products = Products(codec(manifest.codec.name), stage_shapes(manifest, stage))
+        products = InnerProducts(codec(manifest.codec.name), stage_shapes(manifest, stage))
     blobs, policy = [(one.payload, one.plan) for one in contributions], manifest.outer.policy
     gram = products.matrix(blobs) if policy == "clip+cosine" else np.diag(products.norms(blobs)).tolist()
     return measure(policy, [one.steps for one in contributions], gram)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from dlx.ground import places
+from dlx.ground import machine
 from dlx.training.recipe.huggingface import read_config
 from dlx.training.recipe.manifest import MAX_BYTES, Data, Lineage, Manifest, canonical_bytes, parse
 from dlx.training.recipe.presets import PRESETS, expand
@@ -120,7 +120,7 @@ def _draft_model(draft: Draft, base: Path) -> DraftModel:
         raise ManifestError("model: expected either model.config or model.source")
     if not model.source:
         return DraftModel(msgspec.to_builtins(parse_model(model)))
-    folder = base / places.expand(model.source)
+    folder = base / machine.expand(model.source)
     return DraftModel(read_config(folder, untie=len(draft.stages) > 1), str(folder))
 
 
@@ -134,15 +134,15 @@ def _draft_data(data: DraftData, given: dict[str, Any], base: Path) -> DraftData
     return msgspec.structs.replace(
         data,
         source=_expand(data.source, base),
-        prepared=data.prepared and str(base / places.expand(data.prepared)),
-        tokenizer=data.tokenizer and str(base / places.expand(data.tokenizer)),
+        prepared=data.prepared and str(base / machine.expand(data.prepared)),
+        tokenizer=data.tokenizer and str(base / machine.expand(data.tokenizer)),
     )
 
 
 def _expand(sources: list[str], base: Path) -> list[str]:
     matches: set[str] = set()
     for source in sources:
-        found = glob.glob(str(places.expand(source)), root_dir=base, recursive=True)
+        found = glob.glob(str(machine.expand(source)), root_dir=base, recursive=True)
         if not found:
             raise ManifestError(f"data.source: {source!r} matches no file or folder in {base}")
         matches.update(str(base / match) for match in found)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dlx.ground import untyped
+from dlx.ground.untrusted import decode_json
 from dlx.training.recipe.families import FAMILIES, config_class
 from dlx.training.recipe.family import Config
 from dlx.training.recipe.recipe import Model, parse_model
@@ -67,7 +67,7 @@ def is_dropout(key: str) -> bool:
 def read_json(path: Path, limit: int) -> dict[str, Any]:
     """The table in a JSON file of at most `limit` bytes. Raises ManifestError in one line."""
     try:
-        found = untyped.decode(read_bytes(path, limit))
+        found = decode_json(read_bytes(path, limit))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path}: not readable as JSON ({first_line(error)})") from None
     if not isinstance(found, dict):

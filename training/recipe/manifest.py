@@ -9,7 +9,7 @@ import msgspec
 import rfc8785
 from msgspec import Meta, Struct
 
-from dlx.ground import untyped
+from dlx.ground.untrusted import decode_json
 from dlx.training.recipe.recipe import BlobRef, Recipe, Retention, Samples, Sha256, Tokens, parse_model
 from dlx.training.recipe.soundness import check
 from dlx.training.recipe.strict import ManifestError, convert, fail, refuse_absent
@@ -46,7 +46,7 @@ def parse(data: bytes) -> Manifest:
     if len(data) > MAX_BYTES:
         raise ManifestError(f"manifest: expected at most {MAX_BYTES} bytes, got {len(data)}")
     try:
-        raw = untyped.decode(data)
+        raw = decode_json(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ManifestError(f"manifest: not readable as JSON ({error})") from None
     manifest = convert(raw, Manifest)

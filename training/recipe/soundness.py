@@ -56,18 +56,20 @@ def check(recipe: Recipe, config: Config) -> None:
 
 
 def _check_retention(recipe: Recipe) -> None:
-    kept, average = recipe.retention, recipe.average
-    if average is not None and average.every % kept.every:
-        expected = f"expected a multiple of retention.every ({kept.every}): others are not kept"
+    retention, average = recipe.retention, recipe.average
+    if average is not None and average.every % retention.every:
+        expected = f"expected a multiple of retention.every ({retention.every}): others are not kept"
         fail("average.every", expected, average.every)
-    if isinstance(kept.checkpoints, str):
+    if isinstance(retention.checkpoints, str):
         return
-    if not isinstance(kept.payloads, str) and kept.checkpoints < kept.payloads:
-        expected = f"expected at least retention.payloads ({kept.payloads}): a replay of them begins with a version"
-        fail("retention.checkpoints", expected, kept.checkpoints)
-    if average is not None and kept.checkpoints < (rounds := average.versions * average.every):
+    if not isinstance(retention.payloads, str) and retention.checkpoints < retention.payloads:
+        expected = (
+            f"expected at least retention.payloads ({retention.payloads}): a replay of them begins with a version"
+        )
+        fail("retention.checkpoints", expected, retention.checkpoints)
+    if average is not None and retention.checkpoints < (rounds := average.versions * average.every):
         expected = f"expected at least average.versions x average.every ({rounds}): it is the mean of these"
-        fail("retention.checkpoints", expected, kept.checkpoints)
+        fail("retention.checkpoints", expected, retention.checkpoints)
 
 
 def _check_model(recipe: Recipe, config: Config) -> None:

@@ -12,9 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from dlx.ground.streamed import Buffers
-from dlx.training.codecs.base import AT_ONCE, Codec, combine, spans
+from dlx.training.codecs.base import AT_ONCE, Codec, combine, scratch, spans
 from dlx.training.codecs.base import Encoder as CodecEncoder
-from dlx.training.codecs.scratch import scratch
 from dlx.training.models.weights import Lazy, Shapes
 from dlx.training.outer.inner_products import Decodable
 from dlx.training.outer.payloads import Payload

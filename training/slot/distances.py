@@ -92,7 +92,9 @@ def ratio(apart: float, whole: float) -> float:
     return math.sqrt(apart / whole) if whole > 0 and math.isfinite(apart) else math.inf
 
 
-def relative(one: float, claimed: float) -> float:
-    if one == claimed:
+def relative(found: float, claimed: float) -> float:
+    if found == claimed:
         return 0.0
-    return abs(one - claimed) / abs(claimed) if claimed and math.isfinite(one) else math.inf  # a square may overflow
+    if not claimed or not math.isfinite(found):  # a square may overflow
+        return math.inf
+    return abs(found - claimed) / abs(claimed)

@@ -23,7 +23,7 @@ from dlx.training.models import weights
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.manifest import Manifest, manifest_hash
 from dlx.training.recipe.recipe import Plan
-from dlx.training.slot.records import Trained
+from dlx.training.slot.rounds import Trained
 from dlx.training.slot.trace import Trace
 from dlx.training.slot.undecided import Undecided, most_undecided
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dlx.ground import durable, known
+from dlx.ground import durable, hash_memory
 from dlx.ground.streamed import Stream
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.loop import RankedLoop
@@ -27,7 +27,7 @@ from dlx.training.slot.change import Start, filled
 from dlx.training.slot.files import Own
 from dlx.training.slot.orders import Encoding, Fill, Made, Sources, TakeUp, Trouble
 from dlx.training.slot.owned import fill
-from dlx.training.slot.records import RoundInputs
+from dlx.training.slot.rounds import RoundInputs
 from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.slot import Slot
 from dlx.training.slot.starting import take_up
@@ -49,18 +49,18 @@ class RankedSlot(Slot):
 
     _loop: RankedLoop
 
-    def _load(self, start: Start, known: bytes | None) -> bytes:
+    def _load(self, start: Start, base_hash: bytes | None) -> bytes:
         if not self._loop.is_on_one_machine:
-            return super()._load(start, known)  # rank 0 reads it for all
+            return super()._load(start, base_hash)  # rank 0 reads it for all
         sources, shapes = self._sources(start), self._loop.shapes
         version = Path(sources.version)
         Stored(version, shapes, sha256=bytes.fromhex(version.name)).verify()
         work = TakeUp(sources)
         with ThreadPoolExecutor(1, "start") as threads:
-            hashed = None if known else threads.submit(weights_hash, filled(start, shapes))
+            hashed = None if base_hash else threads.submit(weights_hash, filled(start, shapes))
             if trouble := self._loop.do(msgspec.msgpack.encode(work), partial(take_up, order=work)):
                 raise trouble.error
-            return known or hashed.result()  # type: ignore[union-attr]
+            return base_hash or hashed.result()  # type: ignore[union-attr]
 
     def _end(
         self,
@@ -164,5 +164,5 @@ class _Growing:
         self._hash(self._size)
         found = self._digest.digest()
         durable.place(self._file, self.path, self.path.parent / found.hex())
-        known.remember(self._file.fileno(), found)
+        hash_memory.remember(self._file.fileno(), found)
         return found

@@ -34,10 +34,10 @@ from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.ladders import ladders
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan, embedding_shape, packing, parse_model, step_bytes
+from dlx.training.slot.captured import Captured, Piece
 from dlx.training.slot.change import Difference, Start, change_into, filled
 from dlx.training.slot.distances import Arrays, distance, optimiser_distance, relative, thresholds
-from dlx.training.slot.kept import TOLERANCE, kept
-from dlx.training.slot.recorded import Piece, Recorded
+from dlx.training.slot.energy import TOLERANCE, kept_energy
 from dlx.training.slot.segments import segment, segment_steps
 from dlx.training.slot.trace import Statement, Trace, handed_over, trace_faults
 
@@ -240,7 +240,7 @@ def _payload_faults(manifest: Manifest, drawn: Drawn, files: _Files, start: Star
         examiner.see(name, change[name], payload.part(name))
     faults = [f"the payload is not what the round's change gives: {fault}"] if (fault := examiner.fault()) else []
     if ladders(manifest.codec.name, manifest.plan, manifest.adaptive).rank_adapts:
-        part = kept(files.shapes, change, payload)
+        part = kept_energy(files.shapes, change, payload)
         if abs(said.kept - part) > TOLERANCE:
             faults.append(f"the payload keeps {part} of {UNIT} parts of the change's energy, {said.kept} are stated")
     return faults
@@ -381,14 +381,16 @@ class _Opener:
         self._size = steps * step_bytes(manifest)
         self._slack = thresholds(manifest).numbers
 
-    def open(self, came: bytes, went: bytes, numbers: Mapping[str, Sequence[tuple[float, ...]]]) -> "Recorded | None":
+    def open(
+        self, incoming: bytes, outgoing: bytes, numbers: Mapping[str, Sequence[tuple[float, ...]]]
+    ) -> "Captured | None":
         """None where there is no such neighbour. Raises Missing, _Fault."""
-        if came == NO_HASH:
+        if incoming == NO_HASH:
             return None
-        received, sent_there = self._file(came), self._file(went)
+        received, sent_there = self._file(incoming), self._file(outgoing)
         if received is None:
-            raise Missing([came])
-        return Recorded(received, sent_there, self._pieces, numbers, self._first, self._slack)
+            raise Missing([incoming])
+        return Captured(received, sent_there, self._pieces, numbers, self._first, self._slack)
 
     def _file(self, name: bytes) -> BinaryIO | None:
         path = self._files.recorded(name)

@@ -35,11 +35,11 @@ from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.ladders import ladders
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan
+from dlx.training.slot.capture import Capture
 from dlx.training.slot.change import Change, Difference, Start, filled
+from dlx.training.slot.energy import kept_energy
 from dlx.training.slot.files import Own, SlotError, SlotFiles, State
-from dlx.training.slot.kept import kept
-from dlx.training.slot.recording import Recorder
-from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.segments import SegmentState, segment_steps
 from dlx.training.slot.trace import Trace, stated_loss
 
@@ -117,8 +117,8 @@ class Slot:
         if self.last and (inputs.previous not in (None, self.last.payload) or self.last.round == inputs.round):
             self._begin_anew()  # what was stated since was trained elsewhere: this state is not its continuation
         folder = self._files.undecided.begin(inputs.round)
-        with contextlib.closing(Recorder(folder, previous, next)) as recorder:
-            trained, trace = self._train(inputs, folder, recorder, stop, on_step)
+        with contextlib.closing(Capture(folder, previous, next)) as capture:
+            trained, trace = self._train(inputs, folder, capture, stop, on_step)
         self._state = self._files.commit(self._state, trained, trace, self._still_open(inputs), inputs.plan)
         self._is_as_on_disk = True
         self._files.clean(self._state)
@@ -128,12 +128,12 @@ class Slot:
         self,
         inputs: RoundInputs,
         folder: Path,
-        recorder: Recorder,
+        capture: Capture,
         stop: Callable[[], bool],
         on_step: Callable[[int, float | None], None],
     ) -> tuple[Trained, Trace]:
         """The round and its trace; writes every file but `slot.json`, the private ones to `folder`."""
-        began, (previous, next) = time.monotonic(), (recorder.previous, recorder.next)
+        began, (previous, next) = time.monotonic(), (capture.previous, capture.next)
         private_data = agree(self._manifest, self._loop.data, inputs.steps_before, previous, next)
         own, folded = self._own_in_start(inputs), self._left_out(inputs)
         start = self._start(inputs, own)
@@ -142,16 +142,16 @@ class Slot:
         known = None if own or start.ahead else inputs.base_weights
         before = SegmentState(self._load(start, known), moments)
         # Private files may be written before the neighbours are done: nothing names them until the commit.
-        after = self._steps(inputs, folder, recorder, stop, on_step)
+        after = self._steps(inputs, folder, capture, stop, on_step)
         self._loop.free_gradients()
         size = self._codec.size(self._loop.shapes, inputs.plan)
         with Stream(self._blobs, size, tree=True) as payload:
             ended = self._end(inputs, start, folded, folder, payload)
             after.append(ended)
-            ends = recorder.agreement(behind=True), recorder.agreement(behind=False)
+            ends = capture.agreement(behind=True), capture.agreement(behind=False)
             barrier(inputs.steps_before + inputs.plan.inner_steps, previous, next, *ends)
             encoded = payload.finish()  # public: not before the neighbours are done
-        trace = Trace((before, *after), tuple(recorder.boundaries), recorder.steps)
+        trace = Trace((before, *after), tuple(capture.boundaries), capture.steps)
         trained = Trained(
             inputs=inputs,
             round=inputs.round,
@@ -183,13 +183,13 @@ class Slot:
         self,
         inputs: RoundInputs,
         folder: Path,
-        recorder: Recorder,
+        capture: Capture,
         stop: Callable[[], bool],
         on_step: Callable[[int, float | None], None],
     ) -> list[SegmentState]:
         """The round's inner steps: the states at the end of each segment but the last, written while the next step
         computes its gradients."""
-        links, states, length = (recorder.previous, recorder.next), list[SegmentState](), segment_steps(self._manifest)
+        links, states, length = (capture.previous, capture.next), list[SegmentState](), segment_steps(self._manifest)
         writing: list[Future[SegmentState]] = []
 
         def written() -> None:
@@ -202,26 +202,26 @@ class Slot:
                 if (done - 1) % length == 0:
                     self._loop.begin_segment()
                 loss = self._loop.step(index, inputs.total_steps, samples, *links, stop, written)
-                recorder.end_step(self._loop.norms, loss)
+                capture.end_step(self._loop.norms, loss)
                 if done % length == 0 or done == inputs.plan.inner_steps:
-                    recorder.end_segment()
+                    capture.end_segment()
                 if done % length == 0 and done < inputs.plan.inner_steps:
                     writing.append(threads.submit(self._write_state, folder))
                 on_step(done, loss)
         return states
 
-    def _load(self, start: Start, known: bytes | None) -> bytes:
+    def _load(self, start: Start, base_hash: bytes | None) -> bytes:
         """Take up the start; its hash, unless it is known."""
         shapes = self._loop.shapes
         values = filled(start, shapes)
-        if known is not None and self._loop.in_place:
+        if base_hash is not None and self._loop.in_place:
             version = start.base.whole
             assert isinstance(version, weights.Stored) and start.base.payload is None and not start.ahead
             version.read_all({name: weights.array(one) for name, one in self._loop.weights().items()}, self._threads)
-            return known
-        if known is not None:
+            return base_hash
+        if base_hash is not None:
             self._loop.load_weights(weights.tensors(values))
-            return known
+            return base_hash
         with weights.Writer(shapes) as writer:
 
             def hashed(name: str) -> np.ndarray:
@@ -262,7 +262,9 @@ class Slot:
     def _kept(self, folder: Path, ended: SegmentState, payload: bytes, plan: Plan) -> int:
         shapes = self._loop.shapes
         change = weights.Stored(folder / ended.weights.hex(), shapes)
-        return kept(shapes, change, Payload(self._codec, shapes, self._blobs / payload.hex(), plan), self._threads)
+        return kept_energy(
+            shapes, change, Payload(self._codec, shapes, self._blobs / payload.hex(), plan), self._threads
+        )
 
     def _is_same(self, inputs: RoundInputs) -> bool:
         """Whether the newest round began as this one, but for what was said of it since."""

@@ -127,14 +127,14 @@ def stated_loss(losses: Sequence[float]) -> int:
     return round(mean) if mean < MOST_STATED else MOST_STATED
 
 
-def trace_faults(said: Statement, stage: int, stages: int, trace: Trace) -> list[str]:
+def trace_faults(statement: Statement, stage: int, stages: int, trace: Trace) -> list[str]:
     """What a trace says against its own statement; empty where it may be true. Needs nothing but the two."""
     faults = []
     ends = (
-        ("weights before", said.weights_before, trace.states[0].weights),
-        ("optimiser state before", said.optimiser_before, trace.states[0].optimiser),
-        ("change", said.change, trace.states[-1].weights),
-        ("optimiser state after", said.optimiser_after, trace.states[-1].optimiser),
+        ("weights before", statement.weights_before, trace.states[0].weights),
+        ("optimiser state before", statement.optimiser_before, trace.states[0].optimiser),
+        ("change", statement.change, trace.states[-1].weights),
+        ("optimiser state after", statement.optimiser_after, trace.states[-1].optimiser),
     )
     faults += [f"trace: the {what} are not those of the statement" for what, one, other in ends if one != other]
     first, last = stage == 0, stage == stages - 1
@@ -151,7 +151,7 @@ def trace_faults(said: Statement, stage: int, stages: int, trace: Trace) -> list
             faults.append(f"trace: step {index} has impossible numbers")
         elif step.norm < math.sqrt(step.norm_in):
             faults.append(f"trace: step {index} has a norm below that of the stages before")
-    if sound and said.loss != stated_loss([one.loss for one in trace.steps]):
+    if sound and statement.loss != stated_loss([one.loss for one in trace.steps]):
         faults.append("the stated loss is not the mean of the steps' losses")
     return faults
 

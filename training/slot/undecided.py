@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from dlx.ground import durable
 from dlx.training.recipe.recipe import Recipe
-from dlx.training.slot.records import Trained
+from dlx.training.slot.rounds import Trained
 from dlx.training.slot.trace import Trace, handed_over
 
 _FINISHED = "round"  # the file that makes a folder a finished round
@@ -96,10 +96,10 @@ class Undecided:
         durable.write_bytes(self.folder(trained.round) / _FINISHED, msgspec.msgpack.encode(Finished(trained, trace)))
         durable.sync_directory(self._folder)
 
-    def clean(self, last: int | None, most: int) -> None:
-        """Remove what a broken-off or later round than `last` has left, and all but the newest `most` rounds."""
+    def clean(self, last: int | None, limit: int) -> None:
+        """Remove what a broken-off or later round than `last` has left, and all but the newest `limit` rounds."""
         finished = [] if last is None else [round for round in self.rounds() if round <= last]
-        for round in set(self._numbers()) - set(finished[-most:]):
+        for round in set(self._numbers()) - set(finished[-limit:]):
             self._remove(round)
 
     def _numbers(self) -> list[int]:

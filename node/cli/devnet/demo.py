@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from dlx.ground.places import expand
+from dlx.ground.machine import expand
 from dlx.node.cli import options
 from dlx.node.home import extras
 from dlx.node.home.config import Settings

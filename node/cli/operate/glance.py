@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 from dlx.node.cli.operate.status import answers
 from dlx.node.daemon.api.status import NodeStatus, PeerView, RoundView
 from dlx.node.home.formatting import size

@@ -15,7 +15,7 @@ from textual.containers import Container, VerticalScroll
 from textual.widgets import DataTable, Footer, ProgressBar, Sparkline, Static
 
 from dlx.ground.errors import DlxError
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 from dlx.node.cli.operate import glance
 from dlx.node.cli.operate.glance import Look
 

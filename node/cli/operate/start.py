@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlx.ground.places import expand
+from dlx.ground.machine import expand
 from dlx.node.cli import options
 from dlx.node.home import extras
 from dlx.node.home.errors import UsageFailure

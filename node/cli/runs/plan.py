@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 from dlx.node.cli import options
 from dlx.node.cli.runs.plan_text import Plan, as_data, print_plan
 from dlx.node.home.errors import UsageFailure

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlx.ground.places import nearest
+from dlx.ground.machine import nearest
 from dlx.node.cli import options
 from dlx.node.home import formatting
 

@@ -9,8 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from dlx.ground import untyped
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import decode_json, printable
 from dlx.node.cli import listening, options
 from dlx.node.cli.progress import Progress
 from dlx.node.home import extras
@@ -100,6 +99,6 @@ def _name(folder: Path) -> str:
     from dlx.node.runs.listing import PROVENANCE
 
     try:
-        return printable(str(citation(untyped.decode((folder / PROVENANCE).read_bytes()))))
+        return printable(str(citation(decode_json((folder / PROVENANCE).read_bytes()))))
     except (OSError, ValueError, KeyError, TypeError, msgspec.DecodeError, RecursionError):
         return folder.absolute().name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from dlx.ground.printable import printable
+from dlx.ground.untrusted import printable
 from dlx.node.cli import options
 from dlx.node.cli.runs import plan, plan_text
 from dlx.node.home import formatting

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dlx.ground.places import expand
+from dlx.ground.machine import expand
 from dlx.node.cli import options
 from dlx.node.home import config
 from dlx.node.home.errors import UsageFailure

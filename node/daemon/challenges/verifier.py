@@ -16,7 +16,7 @@ from eth_utils import to_canonical_address
 from dlx.ground.backoff import Backoff
 from dlx.ground.blobs import Kind
 from dlx.ground.errors import DlxError
-from dlx.ground.printable import printable_ascii
+from dlx.ground.untrusted import printable_ascii
 from dlx.ledger.abi import checksum
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.view.run_view import RunView

@@ -8,7 +8,7 @@ import trio
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.errors import DlxError
-from dlx.ground.places import expand
+from dlx.ground.machine import expand
 from dlx.ledger.view.run_view import RunView
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure

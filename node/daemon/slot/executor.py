@@ -36,7 +36,7 @@ from dlx.node.trainer.client import Trainer
 from dlx.p2p import wire
 from dlx.p2p.frames import PipeWant
 from dlx.training.outer.policy import Measured
-from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.rounds import RoundInputs, Trained
 
 ALIVE = 4  # in a round timeout: how often what we have reported is said again
 OWN_ROUNDS = 4  # newest ones, whose payloads a later round may fold back: more than any delay

@@ -10,7 +10,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.round import events as e
 from dlx.node.round.rules.round_rules import may_count
 from dlx.p2p import wire
-from dlx.p2p.message_sync import record_id
+from dlx.p2p.message_sync import short_id
 
 AHEAD = 2  # rounds after our stage's unsealed one
 MOST = {e.ContributionSeen: 2, e.ProposalSeen: 8, e.AttestationSeen: 8, e.ReportSeen: 1}  # of one account, for a round
@@ -44,10 +44,10 @@ class Shelf:
             if isinstance(event, e.ReportSeen) and isinstance(oldest, e.ReportSeen) and event.made <= oldest.made:
                 return
             del known[same[0]]
-        known[record_id(data)] = _Record(event, data)
+        known[short_id(data)] = _Record(event, data)
 
     def has(self, data: bytes) -> bool:
-        return any(record_id(data) in known for known in self._records.values())
+        return any(short_id(data) in known for known in self._records.values())
 
     def forget(self, view: RunView) -> None:
         """What the run is through with."""

@@ -1,4 +1,4 @@
-"""Records that gossip did not bring are asked for: those of a stage of one who holds it, again and again, but the more
+"""Messages that gossip did not bring are asked for: those of a stage of one who holds it, again and again, but the more
 seldom the longer nothing changes."""
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from dlx.node.daemon.slot.message_pool import Shelf
 from dlx.node.home import logs
 from dlx.p2p import wire
 from dlx.p2p.gossip import Gossip
-from dlx.p2p.message_sync import Records
+from dlx.p2p.message_sync import MessageSync
 from dlx.p2p.streams import StreamBroken
 
 ASK_SECONDS = 2.0  # between two questions while records come
@@ -27,7 +27,7 @@ class Asking:
     def __init__(
         self,
         gossip: Gossip,
-        records: Records,
+        records: MessageSync,
         shelf: Shelf,
         view: Callable[[], RunView],
         hear: Callable[[bytes, str], bool],

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from dlx.training.slot.records import Trained
+from dlx.training.slot.rounds import Trained
 
 
 @dataclass

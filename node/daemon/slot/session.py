@@ -39,7 +39,7 @@ from dlx.p2p.gossip import Gossiped
 from dlx.p2p.pipe import Pipe
 from dlx.training.inner.traffic import incoming
 from dlx.training.models.placement import Placement
-from dlx.training.slot.records import Trained
+from dlx.training.slot.rounds import Trained
 
 TICK_SECONDS = 0.2
 REFETCH = Backoff(0.5, 30.0)

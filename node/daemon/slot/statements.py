@@ -6,7 +6,7 @@ from dlx.ground.constants import NO_HASH
 from dlx.ground.durable import write_bytes
 from dlx.ledger.typed import PRIVATE_DATA, STATE_RESET, Contribution, SignedContribution
 from dlx.ledger.typed import Plan as LedgerPlan
-from dlx.training.slot.records import Trained
+from dlx.training.slot.rounds import Trained
 
 
 def make_contribution(

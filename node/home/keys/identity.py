@@ -15,7 +15,7 @@ from pathlib import Path
 from coincurve import PrivateKey
 
 from dlx.ground import durable
-from dlx.ground.places import expand
+from dlx.ground.machine import expand
 from dlx.ledger.abi import checksum
 from dlx.ledger.keys import account_of, peer_id, peer_id_to_base58
 from dlx.node.home import logs

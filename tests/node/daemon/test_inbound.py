@@ -41,7 +41,7 @@ def test_the_session_of_the_moment_gets_it(monkeypatch: pytest.MonkeyPatch) -> N
         send_pipe, incoming = trio.open_memory_channel[Pipe](9)
         made: Any = lambda host, refuse: SimpleNamespace(incoming=incoming, refuse=refuse)  # noqa: E731
         monkeypatch.setattr(module, "PipeService", made)
-        monkeypatch.setattr(module, "Records", lambda host, beyond: SimpleNamespace(beyond=beyond))
+        monkeypatch.setattr(module, "MessageSync", lambda host, beyond: SimpleNamespace(beyond=beyond))
         nobody: Any = None
         gossip: Any = SimpleNamespace(messages=messages)
         of_now: Any = lambda: sessions[-1] if sessions else None  # noqa: E731

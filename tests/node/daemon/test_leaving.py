@@ -11,7 +11,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from dlx.ground import stopping
+from dlx.ground.machine import stop_signals
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.node.daemon.node import RETURN_SECONDS, Node
 from tests.patience import PATIENCE
@@ -115,9 +115,9 @@ def test_every_signal_to_stop_is_told_and_a_terminal_that_closes_says_so_twice(
 
 
 def test_what_was_started_to_outlive_its_terminal_does() -> None:
-    assert signal.SIGHUP in stopping.signals()
+    assert signal.SIGHUP in stop_signals()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
-        assert stopping.signals() == (signal.SIGINT, signal.SIGTERM)
+        assert stop_signals() == (signal.SIGINT, signal.SIGTERM)
     finally:
         signal.signal(signal.SIGHUP, before)

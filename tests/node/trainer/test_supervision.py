@@ -27,7 +27,7 @@ from dlx.training.data.shards import Dataset
 from dlx.training.models.placement import Placement, settle
 from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.manifest import Manifest, canonical_bytes
-from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.slot import Slot
 from tests.training.devices import DEVICES
 

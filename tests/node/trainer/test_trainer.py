@@ -27,7 +27,7 @@ from dlx.training.inner.loop import TrainingError
 from dlx.training.inner.pipeline import PipeBroken
 from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Plan
-from dlx.training.slot.records import RoundInputs
+from dlx.training.slot.rounds import RoundInputs
 
 
 def link() -> links.SocketLink:

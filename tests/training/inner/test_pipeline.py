@@ -12,7 +12,17 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dlx.training.data.shards import Dataset
-from dlx.training.inner.pipeline import Link, Norms, PipeBroken, Stopped, barrier, norm_and_loss, queue_links, run_step
+from dlx.training.inner.pipeline import (
+    Link,
+    Norms,
+    PipeBroken,
+    Stopped,
+    add_norms,
+    barrier,
+    queue_links,
+    run_step,
+    squares_and_loss,
+)
 from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.manifest import Manifest
 
@@ -55,7 +65,7 @@ def test_gradients_are_those_of_the_unsplit_model_bit_for_bit(
         data = batches if previous is None or following is None else None
         loss = run_step(models[stage], 3, data, previous, following)
         gradients = [parameter.grad for parameter in models[stage].parameters()]
-        return loss, norm_and_loss(gradients, loss, 3, previous, following)
+        return loss, add_norms(*squares_and_loss(gradients, loss), 3, previous, following)
 
     results = together(len(split), work)
     found = {name: parameter.grad for model in models for name, parameter in model.named_parameters()}
@@ -85,11 +95,13 @@ def test_the_norm_does_not_depend_on_where_the_model_is_split(
 ) -> None:
     tensors = [torch.tensor([value, value / 3]) for value in values]
     cuts = [0, *sorted((first, second)), 12]
-    whole = norm_and_loss(tensors, torch.tensor(2.5), 0, None, None)
+    whole = add_norms(*squares_and_loss(tensors, torch.tensor(2.5)), 0, None, None)
     parts = [tensors[low:high] for low, high in pairwise(cuts)]
 
     def work(stage: int, previous: Link | None, following: Link | None) -> tuple[float, float]:
-        norms, loss = norm_and_loss(parts[stage], torch.tensor(2.5) if stage == 2 else None, 0, previous, following)
+        norms, loss = add_norms(
+            *squares_and_loss(parts[stage], torch.tensor(2.5) if stage == 2 else None), 0, previous, following
+        )
         return norms.replica, loss
 
     assert together(3, work) == [(whole[0].replica, whole[1])] * 3
@@ -177,7 +189,7 @@ def test_a_norm_that_cannot_be_one_breaks_the_pipe(data: bytes, message: str) ->
     here, there = queue_links(0.5)
     here.send("norm", 0, 0, data)
     with pytest.raises(PipeBroken, match=message):
-        norm_and_loss([torch.ones(2)], torch.tensor(1.0), 0, there, None)
+        add_norms(*squares_and_loss([torch.ones(2)], torch.tensor(1.0)), 0, there, None)
 
 
 def test_a_norm_below_this_stages_own_breaks_the_pipe() -> None:
@@ -185,7 +197,7 @@ def test_a_norm_below_this_stages_own_breaks_the_pipe() -> None:
     here, there = queue_links(0.5)
     there.send("total", 0, 0, struct.pack("<2d", 1.4, 2.0))
     with pytest.raises(PipeBroken, match=r"cannot be 1\.4: up to this stage it is 1\.41421"):
-        norm_and_loss([torch.ones(2)], None, 0, None, here)
+        add_norms(*squares_and_loss([torch.ones(2)], None), 0, None, here)
 
 
 def test_a_message_of_another_step_breaks_the_pipe() -> None:

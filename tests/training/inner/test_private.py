@@ -16,7 +16,7 @@ from dlx.training.inner.private import agree
 from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import BlobRef
-from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.slot import Slot
 
 DATA = DraftData(source=["corpus"], sequence_length=16, batch_size=4, micro_batches=2, seed=7, private=True)

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dlx.ground import known
+from dlx.ground import hash_memory
 from dlx.ground.blobs import Damaged
-from dlx.ground.known import remember
+from dlx.ground.hash_memory import remember
 from dlx.training.models import weights
 from dlx.training.models.weights import WeightsError
 
@@ -126,7 +126,9 @@ def _hashes(path: Path, name: bytes, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether reading the file hashes it."""
     seen: list[bytes] = []
     with monkeypatch.context() as patch:
-        patch.setattr(known, "remember", lambda descriptor, sha256: (seen.append(sha256), remember(descriptor, sha256)))
+        patch.setattr(
+            hash_memory, "remember", lambda descriptor, sha256: (seen.append(sha256), remember(descriptor, sha256))
+        )
         assert _equal(weights.read(path, _shapes(TENSORS), sha256=name), TENSORS)
     return bool(seen)
 

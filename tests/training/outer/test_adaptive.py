@@ -23,7 +23,7 @@ from dlx.training.recipe.ladders import ladders
 from dlx.training.recipe.recipe import Adaptive, Codec, Plan, parse_model
 from dlx.training.recipe.soundness import check
 from dlx.training.recipe.strict import ManifestError, convert
-from dlx.training.slot.kept import kept
+from dlx.training.slot.energy import kept_energy
 from tests.training.conftest import tiny_draft
 
 ADAPTIVE = Adaptive(inner_steps=1000, min_rank=4, max_rank=128, min_inner_steps=5, max_inner_steps=500)
@@ -171,4 +171,4 @@ class _Sender:
         payload = Payload(chosen, shapes, self._folder / write_blob(self._folder, [data]).hex(), plan)
         self._previous, self.residual = (data, plan), self.update - payload.decoded()[name]
         change_file = self._folder / weights.write_blob(tensors, self._folder).hex()
-        return kept(shapes, Stored(change_file, shapes), payload)
+        return kept_energy(shapes, Stored(change_file, shapes), payload)

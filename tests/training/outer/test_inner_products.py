@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from dlx.ground.blobs import Damaged, write_blob
 from dlx.training.codecs import CodecError, codec
 from dlx.training.outer import policy
-from dlx.training.outer.inner_products import Plain, Products, gram
+from dlx.training.outer.inner_products import InnerProducts, Plain, gram
 from dlx.training.outer.policy import BAND, THRESHOLD, Measured
 from dlx.training.recipe.recipe import Plan
 from tests.training.devices import DEVICES
@@ -42,17 +42,17 @@ def test_products_are_those_of_the_decoded_arrays(
     name: str, plan: Plan, count: int, threads: int, device: str | None, tmp_path: Path
 ) -> None:
     blobs = _blobs(tmp_path, name, plan, count)
-    found = np.array(Products(codec(name, device), SHAPES, threads).matrix(blobs))
+    found = np.array(InnerProducts(codec(name, device), SHAPES, threads).matrix(blobs))
     decoded = [codec(name).decode_arrays(path.read_bytes(), SHAPES, plan) for path, _ in blobs]
     flat = np.array([np.concatenate([one[key].ravel() for key in SHAPES]) for one in decoded]).astype(np.float64)
     norms = np.sqrt((flat * flat).sum(axis=1))
     assert np.abs(found - flat @ flat.T).max() < 1e-12 * norms.max() ** 2
-    assert Products(codec(name), SHAPES, threads).norms(blobs) == pytest.approx(norms**2, rel=1e-12)
+    assert InnerProducts(codec(name), SHAPES, threads).norms(blobs) == pytest.approx(norms**2, rel=1e-12)
 
 
 def test_what_was_seen_once_is_not_read_again(tmp_path: Path) -> None:
     blobs = _blobs(tmp_path, "int4", Plan(), 4)
-    products = Products(codec("int4"), SHAPES)
+    products = InnerProducts(codec("int4"), SHAPES)
     norms, whole = products.norms(blobs), products.matrix(blobs)
     for path, _ in blobs:
         path.unlink()
@@ -66,7 +66,7 @@ def test_what_does_not_decode_has_no_norm(tmp_path: Path) -> None:
     size = codec("int4").size(SHAPES, Plan())
     path = tmp_path / write_blob(tmp_path, [b"\xff" * size]).hex()
     short = tmp_path / write_blob(tmp_path, [b"\0" * 10]).hex()
-    products = Products(codec("int4"), SHAPES)
+    products = InnerProducts(codec("int4"), SHAPES)
     with pytest.raises(CodecError, match="scale is negative"):
         products.norms([(path, Plan())])
     with pytest.raises(CodecError, match=f"expected {size} bytes, got 10"):

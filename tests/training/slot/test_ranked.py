@@ -20,7 +20,7 @@ from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Codec, Inner, Outer, Plan
 from dlx.training.slot.ranked import RankedSlot
-from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.segments import SEGMENT_STEPS
 from dlx.training.slot.slot import Slot
 from tests.training.inner.ranked import meet

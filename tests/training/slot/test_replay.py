@@ -28,8 +28,8 @@ from dlx.training.models.stages import stage_shapes
 from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Adaptive, Codec, Inner, Model, Outer, Plan, packing
-from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.replay import Checked, Drawn, Missing, NotCheckable, check_contribution, needed, sent
+from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.slot import Slot
 from dlx.training.slot.trace import Trace
 from dlx.training.slot.undecided import Undecided

@@ -27,7 +27,7 @@ from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner, Outer, Plan
-from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.segments import SEGMENT_STEPS as LENGTHS
 from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.slot import Slot, SlotError

@@ -10,7 +10,7 @@ import pytest
 from dlx.ground.blobs import write_blob
 from dlx.ground.constants import NO_HASH
 from dlx.training.recipe.recipe import Plan
-from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.trace import Boundary, Step, Trace
 from dlx.training.slot.undecided import Undecided

@@ -2,18 +2,17 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from torch import Tensor
 
 from dlx.training.data.shards import Dataset
-from dlx.training.inner import schedule
-from dlx.training.inner.loop import InnerLoop, TrainingError, expect
-from dlx.training.inner.pipeline import Link, PipeBroken, add_norms
+from dlx.training.inner.loop import Conclude, Conclusion, InnerLoop, Pipes, Step, TrainingError, expect
+from dlx.training.inner.pipeline import PipeBroken
 from dlx.training.inner.ranks import orders
 from dlx.training.inner.ranks.group import Group, RankLost
-from dlx.training.inner.ranks.share import Conclusion, Pipes, Share
+from dlx.training.inner.ranks.share import Share
 from dlx.training.models.parallel import check_divides, check_parallel
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.weights import Lazy, Shapes
@@ -79,27 +78,20 @@ class RankedLoop(InnerLoop):
                 self._group.tell(orders.Clear())
                 self._share.clear()
 
-    def step(
+    def _advance(
         self,
-        index: int,
-        total_steps: int,
-        samples: Sequence[int] | None,
-        previous: Link | None,
-        next: Link | None,
-        stop: Callable[[], bool] = lambda: False,
-        ready: Callable[[], None] = lambda: None,
+        step: Step,
+        batch: Tensor | None,
+        pipes: Pipes,
+        stop: Callable[[], bool],
+        conclude: Conclude,
+        ready: Callable[[], None],
     ) -> float:
         ready()  # the ranks take one order after the other
-        inner, batch = self._manifest.inner, self._batch(samples)
-        order = orders.Step(index, schedule.factor(inner, index, total_steps), previous is not None, next is not None)
-
-        def conclude(squares: list[float], loss: float | None) -> Conclusion:
-            self.norms, found = add_norms(squares, loss, index, previous, next)
-            return Conclusion(self.norms.replica, found)
-
+        order = orders.Step(step.index, step.factor, pipes.previous is not None, pipes.next is not None)
         with self._in_step():
             self._group.tell(order)
-            return self._share.step(order, batch, Pipes(previous, next), stop, conclude)
+            return self._share.step(order, batch, pipes, stop, conclude)
 
     def begin_segment(self) -> None:
         with self._in_step():

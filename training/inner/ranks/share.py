@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -11,15 +10,16 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from dlx.training.inner.loop import clipping
+from dlx.training.inner import loop
+from dlx.training.inner.loop import Conclude, Conclusion, Pipes
 from dlx.training.inner.optimisers import Optimisers
 from dlx.training.inner.packing import packed_bytes
 from dlx.training.inner.pipeline import Link, PipeBroken, run_step
+from dlx.training.inner.ranks import orders
 from dlx.training.inner.ranks.cuts import Cut
 from dlx.training.inner.ranks.gathered import RankedMuon, RankedShampoo, Whole
 from dlx.training.inner.ranks.group import Group
 from dlx.training.inner.ranks.model import RankModel
-from dlx.training.inner.ranks.orders import Step
 from dlx.training.inner.ranks.owners import stepping
 from dlx.training.inner.ranks.rows import Rows, RowsLink
 from dlx.training.inner.ranks.tied import Tie
@@ -28,24 +28,6 @@ from dlx.training.models.parallel import dimension
 from dlx.training.models.placement import Placement
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.recipe.manifest import Manifest
-
-
-class Pipes(NamedTuple):
-    """Rank 0's, None where the stage has none."""
-
-    previous: Link | None
-    next: Link | None
-
-
-class Conclusion(NamedTuple):
-    """What rank 0 finds of a step: the replica's."""
-
-    norm: float
-    loss: float
-
-
-# From the squared norm of each gradient of the stage, and on the last stage the loss.
-Conclude = Callable[[list[float], float | None], Conclusion]
 
 
 class Share:
@@ -133,7 +115,7 @@ class Share:
 
     def step(
         self,
-        order: Step,
+        order: orders.Step,
         batch: Tensor | None,
         pipes: Pipes,
         stop: Callable[[], bool],
@@ -173,12 +155,10 @@ class Share:
         except PipeBroken:
             self._forget()
             raise
-        factor = clipping(self._manifest.inner, order.index, *found)
-        if factor < 1:
-            torch._foreach_mul_(gradients, factor)
-        for name, parameter in self._parameters.items():
-            self._weights[name].grad = None if parameter.grad is None else _mine(parameter.grad)
-        self._optimisers.step(order.factor)
+        for name, weight in self._weights.items():
+            weight.grad = found_here.get(name)
+        step = loop.Step(order.index, order.factor)
+        loop.apply(self._optimisers, self._manifest.inner, step, gradients, found)
         return found.loss
 
     def _cut(self, name: str, shape: tuple[int, ...]) -> Cut:

@@ -17,7 +17,7 @@ from dlx.node.daemon.observable import Watch
 from dlx.node.round.challenges.draw import drawn_of, seals_of
 from dlx.node.round.rules.round_rules import base_version
 from dlx.training.recipe.recipe import Audit, Outer, Plan
-from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.trace import Boundary, Step, Trace, handed_over
 from dlx.training.slot.undecided import Undecided

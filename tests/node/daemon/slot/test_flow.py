@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dlx.node.daemon.slot.flow import Flow
 from dlx.p2p.frames import TENSOR_PIECE, PipeTensor
 from dlx.p2p.wire import WireError
-from dlx.training.inner.pipeline import Bytes, Link, barrier, norm_and_loss, run_step
+from dlx.training.inner.pipeline import Bytes, Link, add_norms, barrier, run_step, squares_and_loss
 from dlx.training.inner.traffic import Incoming, incoming
 from dlx.training.models.stages import StageModel
 from dlx.training.recipe.draft import DraftData
@@ -196,7 +196,7 @@ def test_honest_stages_are_never_refused(
             own = batch if behind is None or ahead is None else None
             loss = run_step(models[stage], step, own, behind, ahead)
             gradients = [one.grad for one in models[stage].parameters() if one.grad is not None]
-            norm_and_loss(gradients, loss, step, behind, ahead)
+            add_norms(*squares_and_loss(gradients, loss), step, behind, ahead)
         barrier(3, behind, ahead, bytes(32), bytes(32))
 
     assert together(len(manifest.stages), work) == [None] * len(manifest.stages)

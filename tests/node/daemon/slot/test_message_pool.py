@@ -9,7 +9,7 @@ from dlx.node.daemon.messages import event_of, message_of
 from dlx.node.daemon.slot.message_pool import Shelf
 from dlx.node.round import actions as a
 from dlx.p2p import wire
-from dlx.p2p.message_sync import record_id
+from dlx.p2p.message_sync import short_id
 from tests.node.round.simulation import DOMAIN, RUN, Member, Simulation, digest, make_rules
 
 MADE = 1_800_000_000_000
@@ -56,10 +56,10 @@ def test_whoever_asks_gets_what_it_lacks_of_the_round_and_stage(sim: Simulation)
     put(shelf, sim, vote, made, theirs, later, made)
     assert asked(shelf) == [made, vote], "contributions first, each once"
     assert asked(shelf, seals=False) == [made]
-    assert asked(shelf, [record_id(made)]) == [vote]
+    assert asked(shelf, [short_id(made)]) == [vote]
     assert asked(shelf, stage=1) == [theirs]
     assert asked(shelf, round=1) == [later]
-    assert shelf.ids(0, 0, True) == [record_id(vote), record_id(made)]
+    assert shelf.ids(0, 0, True) == [short_id(vote), short_id(made)]
 
 
 def test_only_members_words_about_rounds_that_are_open_or_will_be_soon_are_kept(sim: Simulation) -> None:

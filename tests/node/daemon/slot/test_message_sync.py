@@ -16,7 +16,7 @@ from dlx.node.round import actions as a
 from dlx.p2p import wire
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.host import Host
-from dlx.p2p.message_sync import Records
+from dlx.p2p.message_sync import MessageSync
 from tests.node.round.simulation import DOMAIN, RUN, Member, Simulation, digest, make_rules
 from tests.p2p.network import HELLO, meet, running, until
 
@@ -40,7 +40,7 @@ class Peer:
         self.shelf = Shelf(self.stage)
         choice = [seals_topic(RUN, stage) for stage in range(MAX_STAGES)]
         self.gossip = Gossip(self.host, (contributions_topic(RUN),), choice)
-        records = Records(self.host, self.shelf.beyond)
+        records = MessageSync(self.host, self.shelf.beyond)
         self.asking = Asking(self.gossip, records, self.shelf, lambda: sim.view, self.hear, 0.4)
         self.deaf = False
 

@@ -31,7 +31,7 @@ from dlx.training.data.shards import DataManifest, Shard
 from dlx.training.models.placement import Placement
 from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Retention
-from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.rounds import RoundInputs, Trained
 from tests.node.round.simulation import DOMAIN, RUN, START, Simulation, digest, make_rules
 
 ROUNDS = 3

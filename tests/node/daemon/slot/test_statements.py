@@ -9,7 +9,7 @@ from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import STATE_RESET, Domain, Plan, SignatureError, SignedContribution, account_of
 from dlx.node.daemon.slot.statements import keep_evidence, make_contribution
 from dlx.training.recipe.recipe import Plan as ManifestPlan
-from dlx.training.slot.records import RoundInputs, Trained
+from dlx.training.slot.rounds import RoundInputs, Trained
 
 KEY = b"\x07" * 32
 DOMAIN = Domain(31337, account_of(b"\x08" * 32))

@@ -55,14 +55,14 @@ def worst(places: Sequence[Place]) -> int:
     those with few; then by `turn`.
     """
     strangers = sum(not place.registered for place in places)
-    kept = strangers <= len(places) // SHARE
+    spared = strangers <= len(places) // SHARE
     crowds = Counter((place.registered, place.prefix) for place in places)
     peers = Counter(place.peer for place in places)
 
     def order(index: int) -> tuple[bool, bool, int, int, float]:
         place = places[index]
         crowd = crowds[place.registered, place.prefix]
-        return place.registered != kept, place.in_use, -crowd, -peers[place.peer], place.turn
+        return place.registered != spared, place.in_use, -crowd, -peers[place.peer], place.turn
 
     return min(range(len(places)), key=order)
 

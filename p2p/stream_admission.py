@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import trio
 
-from dlx.p2p.places import Place, prefix, worst
+from dlx.p2p.admission import Place, prefix, worst
 
 
 @dataclass(eq=False)
-class Served:
+class ServedStream:
     """One of them."""
 
     peer: str
@@ -35,15 +35,15 @@ class ServedStreams:
         self._per_peer = per_peer
         self._registered = registered
         self._gone = gone
-        self._streams: list[Served] = []
+        self._streams: list[ServedStream] = []
 
     def __len__(self) -> int:
         return len(self._streams)
 
     @contextmanager
-    def admit(self, peer: str, address: str) -> Iterator[Served | None]:
+    def admit(self, peer: str, address: str) -> Iterator[ServedStream | None]:
         """None if there is no place for it. What is done in the context is cancelled when another needs the place."""
-        new = Served(peer, prefix(address))
+        new = ServedStream(peer, prefix(address))
         if not self._let_in(new):
             yield None
             return
@@ -54,7 +54,7 @@ class ServedStreams:
             if new in self._streams:
                 self._streams.remove(new)
 
-    def _let_in(self, new: Served) -> bool:
+    def _let_in(self, new: ServedStream) -> bool:
         there, gone = [*self._streams, new], None
         if sum(stream.peer == new.peer for stream in there) > self._per_peer:
             gone = new

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dlx.ground import known
+from dlx.ground import hash_memory
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def switching() -> Iterator[None]:
 def test_threads_may_remember_more_files_than_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switching: None
 ) -> None:
-    monkeypatch.setattr(known, "_MOST", 20)
-    monkeypatch.setattr(known, "_known", {})
+    monkeypatch.setattr(hash_memory, "_MOST", 20)
+    monkeypatch.setattr(hash_memory, "_known", {})
     descriptors, errors = list[int](), list[Exception]()
     for number in range(200):
         path = tmp_path / str(number)
@@ -37,7 +37,7 @@ def test_threads_may_remember_more_files_than_are_kept(
         try:
             for _ in range(60):
                 for descriptor in mine:
-                    known.remember(descriptor, b"h" * 32)
+                    hash_memory.remember(descriptor, b"h" * 32)
         except Exception as error:
             errors.append(error)
 
@@ -46,7 +46,7 @@ def test_threads_may_remember_more_files_than_are_kept(
         thread.start()
     for thread in threads:
         thread.join()
-    kept = sum(known.is_known(one, b"h" * 32) for one in descriptors)
+    kept = sum(hash_memory.is_known(one, b"h" * 32) for one in descriptors)
     for one in descriptors:
         os.close(one)
     assert not errors
@@ -60,19 +60,19 @@ def test_bytes_that_change_without_a_later_time_are_hashed_again_after_an_hour(
     path.write_bytes(b"as written")
     os.utime(path, (1, 1))
     with open(path, "rb") as file:
-        known.remember(file.fileno(), name)
+        hash_memory.remember(file.fileno(), name)
         path.write_bytes(b"rotten now")
         os.utime(path, (1, 1))
         now = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: now + 3000)
-        assert known.is_known(file.fileno(), name)
+        assert hash_memory.is_known(file.fileno(), name)
         monkeypatch.setattr(time, "monotonic", lambda: now + 3700)
-        assert not known.is_known(file.fileno(), name)
+        assert not hash_memory.is_known(file.fileno(), name)
 
 
 def test_a_large_file_that_was_written_a_moment_ago_is_remembered_and_a_small_one_is_not(tmp_path: Path) -> None:
-    for name, size, expected in (("large", known._WORTH, True), ("small", 1, False)):
+    for name, size, expected in (("large", hash_memory._WORTH, True), ("small", 1, False)):
         with open(tmp_path / name, "wb") as file:
             file.truncate(size)
-            known.remember(file.fileno(), b"h" * 32)
-            assert known.is_known(file.fileno(), b"h" * 32) == expected
+            hash_memory.remember(file.fileno(), b"h" * 32)
+            assert hash_memory.is_known(file.fileno(), b"h" * 32) == expected

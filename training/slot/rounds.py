@@ -47,4 +47,4 @@ class Trained(Struct, frozen=True, forbid_unknown_fields=True):
     training_ms: int  # with the waiting for stage neighbours
     reset: bool  # residual and moments started from zero
     private_data: bool = False  # the replica trained on data of its own
-    kept: int = 0  # see training.slot.kept; 0 where the plan's rank does not adapt
+    kept: int = 0  # see training.slot.energy; 0 where the plan's rank does not adapt

@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from dlx.ground.blobs import Kind
 from dlx.p2p import transport
-from dlx.p2p.limit import BURST_SECONDS, Limit, is_near
+from dlx.p2p.bandwidth import BURST_SECONDS, Limit, is_near
 from tests.p2p.network import Node, running
 
 

@@ -1,6 +1,7 @@
-"""Where things lie on this machine: the user's home, folders for sockets."""
+"""What this machine has: the user's home, folders for sockets, signals."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -36,3 +37,10 @@ def expand(path: Path | str) -> Path:
             f"{path}: the user has no home folder that is known (HOME is not set): write whole paths; --datadir or "
             "DLX_HOME names the node's folder"
         ) from None
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Those that ask a program to stop: of Ctrl-C, of a service, and of a terminal that closes, unless the program was
+    started to outlive it (nohup)."""
+    asked = signal.SIGINT, signal.SIGTERM
+    return asked if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*asked, signal.SIGHUP)

@@ -6,7 +6,6 @@ Subclasses where the library allows it; the private fields that they rely on are
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import cast
 
 import trio
@@ -14,9 +13,8 @@ from libp2p.abc import IMuxedConn, INetStream, IPeerStore
 from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import StreamHandlerFn, TProtocol
-from libp2p.exceptions import ParseError
 from libp2p.host.basic_host import BasicHost
-from libp2p.io.abc import Reader, ReadWriteCloser
+from libp2p.io.abc import ReadWriteCloser
 from libp2p.kad_dht.common import PROTOCOL_ID as KAD_ID
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
@@ -26,22 +24,19 @@ from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
-from libp2p.protocol_muxer import multiselect_communicator
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
-from libp2p.security.noise.transport import Transport as NoiseTransport
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
-from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.transport.upgrader import TransportUpgrader
-from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
 from dlx.ground.meter import Meter
-from dlx.p2p.buckets import Buckets
-from dlx.p2p.limit import Limit
-from dlx.p2p.muxer import GuardedYamux, address_of, count_on, guarded, tcp_of
-from dlx.p2p.places import Place, is_loopback, prefix, worst
-from dlx.p2p.served import ServedStreams
+from dlx.p2p.admission import Place, is_loopback, prefix, worst
+from dlx.p2p.bandwidth import Limit
+from dlx.p2p.muxer import GuardedMuxers, GuardedYamux, address_of, count_on, tcp_of
+from dlx.p2p.negotiation import bound_names
+from dlx.p2p.noise import LeanNoise
+from dlx.p2p.stream_admission import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go
+from dlx.p2p.token_buckets import TokenBuckets
 from dlx.p2p.transport import MeteredStream, MeteredTCP
 
 STREAM_LIMIT, STRANGER_STREAMS = 256, 64  # streams a peer may have open on one connection
@@ -52,23 +47,11 @@ HANDSHAKE_RATE, HANDSHAKE_BURST = 8.0, 64.0  # accepted connections a second of 
 _UNLIMITED = 1 << 20  # the library would refuse whoever comes last
 DHT_STREAMS, DHT_STREAMS_PER_PEER = 10, 4  # served at once; below the library's 12, as who has to go goes slowly
 DHT_DEADLINE = 30.0  # s for what is asked on one
-NEGOTIATION_LIMIT = 1024  # bytes of a protocol name
 
 log = logging.getLogger(__name__)
 # the library reports every failed dial as an error; LIBP2P_DEBUG brings its log back
 logging.getLogger("libp2p").addHandler(logging.NullHandler())
 Reject = Callable[[str, str], None]  # (reason, peer id)
-
-
-async def _read_delim(reader: Reader) -> bytes:
-    """The library's own takes a message of any length, from anybody, before anything is encrypted."""
-    message = await read_varint_prefixed_bytes_limited(reader, NEGOTIATION_LIMIT)
-    if not message.endswith(b"\n"):
-        raise ParseError("a protocol name without its end")
-    return message[:-1]
-
-
-multiselect_communicator.read_delim = _read_delim
 
 
 class _NoAutoConnector(AutoConnector):
@@ -79,7 +62,7 @@ class _NoAutoConnector(AutoConnector):
 
 
 class GuardedSwarm(Swarm):
-    """Noise over metered TCP only. When places are too few, the worst goes; see `p2p.places`.
+    """Noise over metered TCP only. When places are too few, the worst goes; see `p2p.admission`.
 
     `registered(name)`: whether the ledger names a peer id, or an IP address as one of a peer that it names.
     `dropped(reason, name)` is told of each connection that had to go, or was not let in: by its address in the
@@ -98,19 +81,19 @@ class GuardedSwarm(Swarm):
         self.registered = registered
         self._dropped = dropped
         self._handshakes: dict[MeteredStream, Place] = {}
-        self._rate = Buckets(HANDSHAKE_RATE, HANDSHAKE_BURST)
+        self._rate = TokenBuckets(HANDSHAKE_RATE, HANDSHAKE_BURST)
         self._entering: list[GuardedYamux] = []  # past the handshake, and not yet among the connections
-        noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
+        noise = LeanNoise(keys, noise_privkey=create_noise_key_pair().private_key)
         peer = ID.from_pubkey(keys.public_key)
         store: IPeerStore = PeerStore()
         store.add_key_pair(peer, keys)
+        upgrader = TransportUpgrader({NOISE_ID: noise}, {})
+        bound_names(upgrader.security_multistream._selector)
+        upgrader.muxer_multistream = GuardedMuxers(registered)
         super().__init__(
             peer,
             store,
-            TransportUpgrader(
-                secure_transports_by_protocol={NOISE_ID: noise},
-                muxer_transports_by_protocol={TProtocol(YAMUX_ID): Yamux},
-            ),
+            upgrader,
             transports=[MeteredTCP(meter, up, down)],
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(
@@ -124,7 +107,7 @@ class GuardedSwarm(Swarm):
         self.auto_connector = _NoAutoConnector(self)
 
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
-        muxed = guarded(muxed_conn, partial(self.registered, str(muxed_conn.peer_id)))
+        muxed = cast(GuardedYamux, muxed_conn)
         self._entering.append(muxed)
         try:
             self._make_room(muxed)
@@ -211,6 +194,7 @@ class GuardedHost(BasicHost):
         self._announced: list[Multiaddr] = []
         self.meters = defaultdict[str, Meter](Meter)  # by protocol: what its streams carry
         super().__init__(network, disable_identify_address_discovery=True)
+        bound_names(self)
 
     def announce(self, addresses: list[Multiaddr]) -> None:
         """From now on tell others these addresses."""

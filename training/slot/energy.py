@@ -11,9 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from dlx.ground.constants import UNIT
-from dlx.training.codecs.base import count, spans
+from dlx.training.codecs.base import count, scratch, spans
 from dlx.training.codecs.lowrank import factored
-from dlx.training.codecs.scratch import scratch
 from dlx.training.models.weights import Shapes
 from dlx.training.outer.payloads import Payload
 from dlx.training.slot.change import Source
@@ -21,7 +20,7 @@ from dlx.training.slot.change import Source
 TOLERANCE = 1  # units: float64 sums in another order may round the other way
 
 
-def kept(shapes: Shapes, change: Source, payload: Payload, threads: int = 1) -> int:
+def kept_energy(shapes: Shapes, change: Source, payload: Payload, threads: int = 1) -> int:
     """The part of the squared norm that decoding the payload takes away of the change's tensors that it has as factors,
     UNIT = 1.0. It is all where there are none or they are zero, nothing where it leaves more than there was. Raises
     CodecError."""

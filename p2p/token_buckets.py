@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 
-class Buckets:
+class TokenBuckets:
     """One bucket a name: it holds `burst` tokens (2 s of `rate` unless said) and regains `rate` a second.
 
     Of more than `names` the least recently used are forgotten, and begin anew with a full one.

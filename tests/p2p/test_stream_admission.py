@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from dlx.p2p.places import SHARE
-from dlx.p2p.served import Served, ServedStreams
+from dlx.p2p.admission import SHARE
+from dlx.p2p.stream_admission import ServedStream, ServedStreams
 
 LIMIT, PER_PEER = 8, 3
 MEMBERS = {"m0", "m1", "m2"}
@@ -20,12 +20,12 @@ STEPS = st.lists(
 @given(STEPS)
 def test_streams_are_bounded_and_members_find_a_place(steps):
     gone: list[str] = []
-    open_: list[tuple[Served, trio.Event]] = []
+    open_: list[tuple[ServedStream, trio.Event]] = []
 
     async def main() -> None:
         streams = ServedStreams(LIMIT, PER_PEER, MEMBERS.__contains__, gone.append)
 
-        async def hold(peer: str, task_status: trio.TaskStatus[Served | None]) -> None:
+        async def hold(peer: str, task_status: trio.TaskStatus[ServedStream | None]) -> None:
             over = trio.Event()
             with streams.admit(peer, "203.0.113.1") as served:
                 task_status.started(served)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dlx.p2p.places import QUIET, SAVED, SHARE, TRICKLE, Leftover, Place, owner, prefix, worst
+from dlx.p2p.admission import QUIET, SAVED, SHARE, TRICKLE, Leftover, Place, owner, prefix, worst
 
 PLACES = st.lists(
     st.builds(

@@ -1,4 +1,4 @@
-"""The tensors that went over a stage's pipes in a segment, recorded: what a replay gets in place of its neighbours."""
+"""The tensors that went over a stage's pipes in a segment, captured: what a replay gets in place of its neighbours."""
 
 import struct
 from collections import defaultdict
@@ -27,25 +27,25 @@ class Piece(NamedTuple):
         return unpack(bytearray(data), self.shape, self.packing).numpy().astype(np.float64)
 
 
-class Recorded:
+class Captured:
     """A `Link` to a neighbour of the past: gives what it sent, and compares what it got, in the recorded order."""
 
     def __init__(
         self,
-        came: BinaryIO,
-        went: BinaryIO | None,
+        received: BinaryIO,
+        sent: BinaryIO | None,
         pieces: Mapping[str, Piece],
         numbers: Mapping[str, Sequence[tuple[float, ...]]],
         first: int,
         slack: float,
     ) -> None:
-        self._came, self._went, self._pieces, self._numbers, self._first = came, went, pieces, numbers, first
+        self._received, self._sent, self._pieces, self._numbers, self._first = received, sent, pieces, numbers, first
         self._slack, self._norm = slack, 0.0
         self._apart, self._whole = defaultdict[str, float](float), defaultdict[str, float](float)  # squares, by kind
 
     @property
     def is_compared(self) -> bool:
-        return self._went is not None
+        return self._sent is not None
 
     @property
     def distance(self) -> float:
@@ -55,9 +55,9 @@ class Recorded:
     def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
         if kind == "norm":
             self._norm = struct.unpack("<d", data)[0] ** 0.5
-        if kind in self._pieces and self._went is not None:
+        if kind in self._pieces and self._sent is not None:
             piece = self._pieces[kind]
-            there = piece.values(self._went.read(piece.size))
+            there = piece.values(self._sent.read(piece.size))
             self._apart[kind] += float(np.square(piece.values(data) - there).sum())
             self._whole[kind] += float(np.square(there).sum())
 
@@ -67,4 +67,4 @@ class Recorded:
             if kind == "total" and numbers[0] < self._norm <= numbers[0] * (1 + self._slack):
                 numbers = (self._norm, *numbers[1:])  # rounding may have the replay's part above the whole that was
             return struct.pack(f"<{len(numbers)}d", *numbers)
-        return self._came.read(self._pieces[kind].size)
+        return self._received.read(self._pieces[kind].size)

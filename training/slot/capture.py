@@ -17,7 +17,7 @@ from dlx.training.slot.trace import Boundary, Step, agreement
 FORWARD, BACKWARD = ("activation", "embedding"), ("gradient", "tied gradient")  # kinds of messages
 
 
-class Recorder:
+class Capture:
     """Use `previous` and `next` in place of the links of a round; the files go to `folder`."""
 
     def __init__(self, folder: Path, previous: Link | None, next: Link | None) -> None:
@@ -59,21 +59,21 @@ class Recorder:
 
 
 class _Tap:
-    """A `Link` that records tensors of the kinds `came`, and hashes those of the kinds `went`."""
+    """A `Link` that records tensors of the kinds `incoming`, and hashes those of `outgoing`."""
 
-    def __init__(self, link: Link, folder: Path, came: Sequence[str], went: Sequence[str]) -> None:
-        self._link, self._folder, self._came, self._went = link, folder, came, went
-        self._draft = folder / f".{came[0]}.tmp"
+    def __init__(self, link: Link, folder: Path, incoming: Sequence[str], outgoing: Sequence[str]) -> None:
+        self._link, self._folder, self._incoming, self._outgoing = link, folder, incoming, outgoing
+        self._draft = folder / f".{incoming[0]}.tmp"
         self._begin()
 
     def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
-        if kind in self._went:
+        if kind in self._outgoing:
             self._sent.update(data)
         self._link.send(kind, step, micro, data)
 
     def recv(self, kind: str, step: int, micro: int) -> Bytes:
         data = self._link.recv(kind, step, micro)
-        if kind in self._came:
+        if kind in self._incoming:
             self._received.update(data)
             with durable.naming(self._draft):
                 self._file.write(data)
