@@ -8,7 +8,7 @@ from typing import Any
 
 from dlx.ledger.typed import SignedContribution
 from dlx.node.daemon.challenges.verifier import Judge
-from dlx.node.daemon.slot.executor import SlotHands
+from dlx.node.daemon.slot.executor import Executor
 from dlx.node.round import actions as a
 from dlx.node.round.challenges.verdicts import Finding
 from dlx.node.round.knowledge import Knowledge
@@ -39,7 +39,7 @@ def _withhold() -> None:
 
 def _equivocate() -> None:
     """A second statement about each round, signed like the first."""
-    honest = SlotHands.gossip
+    honest = Executor._gossip
 
     async def gossip(self: Any, statement: a.Statement) -> None:
         await honest(self, statement)
@@ -50,7 +50,7 @@ def _equivocate() -> None:
                 signed: SignedContribution = other.sign(self._rules.domain, self._context.account_key)
                 await honest(self, a.GossipContribution(signed))
 
-    SlotHands.gossip = gossip  # type: ignore[method-assign]
+    Executor._gossip = gossip  # type: ignore[method-assign]
 
 
 def _censor() -> None:

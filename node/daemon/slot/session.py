@@ -20,9 +20,10 @@ from dlx.node.daemon.data.public_data import PublicData
 from dlx.node.daemon.data.shards import Shards
 from dlx.node.daemon.data.versions import Versions
 from dlx.node.daemon.messages import event_of, seals_topic
-from dlx.node.daemon.slot.executor import SlotHands
+from dlx.node.daemon.slot.executor import Executor, Work
 from dlx.node.daemon.slot.message_pool import Shelf
 from dlx.node.daemon.slot.message_sync import Asking
+from dlx.node.daemon.slot.open_slot import OpenSlot, stage_directory
 from dlx.node.daemon.slot.pipes import Pipes
 from dlx.node.daemon.slot.progress import Progress
 from dlx.node.home import formatting, logs
@@ -57,7 +58,6 @@ class Session:
         self.context, self.trainer, self.replica, self.stage = context, trainer, slot[0], slot[1]
         self.progress = Progress()
         self._metrics = context.metrics.of_stage(self.stage)
-        self._directory = context.directory / f"stage-{self.stage}"
         self.pipes = Pipes(
             context.pipe_service,
             wire.PipeHello(context.run, self.replica, self.stage, bytes.fromhex(context.account[2:])),
@@ -92,7 +92,7 @@ class Session:
             context = self.context
             opened = await self.trainer.open(
                 m.Open(
-                    context.manifest_hash, self.stage, str(self._directory / "slot"),
+                    context.manifest_hash, self.stage, str(stage_directory(context, self.stage) / "slot"),
                     str(context.store.folder), str(context.private_data) if context.private_data else None,
                     context.placement,
                 ),
@@ -102,7 +102,7 @@ class Session:
             await trio.to_thread.run_sync(drop_other_stages, context.directory, self.stage)
             await context.gossip.follow(seals_topic(context.run, self.stage))
             self._begin(opened, own)
-            await self._hands.settle()
+            await self._executor.settle()
             self.pipes.dial()  # not earlier: what a pipe says is said once, and the machine has to hear it
             task_status.started()
             self._nursery.start_soon(self._tick)
@@ -128,20 +128,17 @@ class Session:
     def _begin(self, opened: m.Opened, own: dict[int, SignedContribution]) -> None:
         context, view = self.context, self._first_view
         self.rules = Rules.of_run(context.manifest, context.client.domain, context.run, opened.max_payload_sizes)
-        self.versions = Versions(
+        versions = Versions(
             self.rules, context.manifest, self.stage, context.store, context.exchange, self.trainer, context.peer_of
         )
-        newest, oldest = self.versions.newest(view)
+        newest, oldest = versions.newest(view)
         self._shards = Shards(context, (self.replica, self.stage))
         machine = RoundMachine(
             self.rules, context.account, self.stage, view, newest, oldest,
             last_trained=opened.trained.round if opened.trained else -1, own=own, takes_samples=self._shards.are_read,
         )  # fmt: skip
-        self._hands = SlotHands(
-            context, self.rules, (self.replica, self.stage), self.trainer, self.pipes, self.versions,
-            self._shards, self._directory, self.progress, own, lambda: machine.view, self._shelve,
-            self._nursery.start_soon,
-        )  # fmt: skip
+        slot = OpenSlot(context, self.rules, self.replica, self.stage, self.trainer, versions)
+        self._executor = Executor(slot, machine, self.pipes, self._shards, self.shelf, self.progress, self._nursery)
         self.machine = machine
         self._take_up(opened)
         log.info(
@@ -180,10 +177,10 @@ class Session:
         self.machine.rests = self.context.rests()
         actions = self.machine.handle(event, now)
         for action in actions:
-            if isinstance(action, a.Prompt):
-                action.act(self._hands)
+            if isinstance(action, a.Task):
+                self._nursery.start_soon(self._carry_out, action, self._executor.do(action))
             else:
-                self._nursery.start_soon(self._carry_out, action)
+                self._executor.do(action)
         return not any(isinstance(action, a.Reject) for action in actions)
 
     def on_ledger(self, view: RunView, block: int) -> None:
@@ -193,7 +190,7 @@ class Session:
         before = self.machine.unsealed
         self.emit(e.LedgerSeen(view, block))
         self.shelf.forget(view)
-        self._hands.see(view)
+        self._executor.see(view)
         if self.machine.unsealed != before:  # what came of the round too early for our view of the ledger
             for event in self.shelf.events(self.stage, self.machine.unsealed):
                 self.emit(event)
@@ -232,13 +229,6 @@ class Session:
         if self.emit(event):  # else it is asked for again: our view of the ledger may be older than others'
             self.shelf.put(event, data, self.machine.view)
         return True
-
-    def _shelve(self, data: bytes) -> None:
-        """What we say ourselves."""
-        if self.machine is not None and not self.shelf.has(data):
-            event = event_of(data, "", self.context.run, self.rules.domain)
-            if event is not None:
-                self.shelf.put(event, data, self.machine.view)
 
     def _on_trainer(self, message: m.FromTrainer) -> None:
         match message:
@@ -290,17 +280,16 @@ class Session:
 
     # ---- actions out ----
 
-    async def _carry_out(self, task: a.Task) -> None:
-        action = type(task).__name__
+    async def _carry_out(self, task: a.Task, work: Work) -> None:
         try:
-            outcome = await task.run(self._hands)
+            outcome = await work
         except ActionFailed as error:
-            log.info("not done yet", action=action, reason=str(error))
-            self.context.metrics.action_failed(action)
+            log.info("not done yet", action=task.name, reason=str(error))
+            self.context.metrics.action_failed(task.name)
             self.emit(e.Failed(task, str(error), isinstance(error, LocalFault)))
             return
         if isinstance(outcome, e.Mined):
-            log.info("transaction mined", action=action, block=outcome.block)
+            log.info("transaction mined", action=task.name, block=outcome.block)
         if isinstance(outcome, e.VersionDiffers):
             log.error(
                 "THIS NODE STOPS CONTRIBUTING: a sealed version is not what its payloads give", error=outcome.detail
@@ -330,7 +319,7 @@ class Session:
         trouble = message.trouble
         if trouble is not None and trouble.kind is m.Kind.BLOBS:
             with contextlib.suppress(ActionFailed):
-                await self._hands.mend(message.round, trouble.blobs)
+                await self._executor.mend(message.round, trouble.blobs)
         self.context.metrics.action_failed(a.START)
         local = trouble is not None and trouble.kind is m.Kind.LOCAL
         self.emit(e.RoundAbandoned(message.round, message.reason, local))

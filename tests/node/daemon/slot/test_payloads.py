@@ -11,6 +11,7 @@ import trio
 from dlx.ground.blobs import BlobStore, Kind, NoRoom
 from dlx.ground.merkle import tree_root
 from dlx.node.daemon.data.versions import Versions
+from dlx.node.daemon.slot.open_slot import OpenSlot
 from dlx.node.daemon.slot.payloads import Payloads
 from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement, LocalFault
 from dlx.node.round.rules.round_rules import PayloadFacts
@@ -62,7 +63,7 @@ class World:
         context: Any = SimpleNamespace(exchange=self, store=self.store, account="0x2", peer_of=lambda account: None)
         manifest: Any = SimpleNamespace(genesis=[SimpleNamespace(size=100)] * 2)
         versions = Versions(made, manifest, STAGE, self.store, self, trainer, str)  # type: ignore[arg-type]
-        payloads = Payloads(context, made, STAGE, trainer, versions)  # type: ignore[arg-type]
+        payloads = Payloads(OpenSlot(context, made, 0, STAGE, trainer, versions))  # type: ignore[arg-type]
         stated = {"payload": name(data), "payload_size": len(data), "payload_root": tree_root([data])}
         statement = SimpleNamespace(round=0, account="0x1", encode=lambda: STATEMENT, **stated)
         return trio.run(payloads.fetch, view or FakeView(0), SimpleNamespace(contribution=statement))

@@ -19,7 +19,7 @@ from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.slot import executor
 from dlx.node.daemon.slot import session as module
 from dlx.node.daemon.slot.session import Session
-from dlx.node.home.keys.slashing_protection import SignedBook
+from dlx.node.home.keys.slashing_protection import Contradiction, SignedBook
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.rules.deals import Deals
@@ -262,6 +262,22 @@ def test_what_came_too_early_is_judged_once_our_view_of_the_ledger_is_there(scen
 
     scene.play(program)
     assert heard == [0, 1]
+
+
+def test_a_machine_whose_arithmetic_contradicts_what_it_signed_stops_contributing(scene: Scene) -> None:
+    def refuse(*_: object) -> bytes:
+        raise Contradiction("another next version was signed for the same contributions")
+
+    scene.book.sign_seal = refuse  # type: ignore[method-assign]
+    reasons: list[str | None] = []
+
+    async def program(session: Session) -> None:
+        await scene.until(lambda: session.machine is not None and session.machine.diverged is not None)
+        assert session.machine is not None
+        reasons.append(session.machine.diverged)
+
+    scene.play(program)
+    assert reasons == ["version 1 differs from its seal: another next version was signed for the same contributions"]
 
 
 def test_a_refused_transaction_is_sent_again(scene: Scene) -> None:

@@ -10,6 +10,7 @@ import trio
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ledger.typed import STATE_RESET, Contribution, SignedContribution
+from dlx.node.daemon.slot.open_slot import OpenSlot
 from dlx.node.daemon.slot.statement_validator import Past
 from dlx.node.round.faults import ActionFailed, BadStatement, LocalFault
 from dlx.node.round.rules.round_rules import Rules
@@ -57,7 +58,7 @@ class World:
         context: Any = SimpleNamespace(exchange=self, store=self.store, account="0x2", peer_of=lambda account: None)
         versions: Any = SimpleNamespace(mend=self.mend, plan=lambda view, round: RULES.plan)
         trainer: Any = SimpleNamespace(start=self.start)
-        past = Past(context, rules, 0, trainer, versions)
+        past = Past(OpenSlot(context, rules, 0, 0, trainer, versions))
         past.__dict__["_unused"] = digest("no moments")
         view: Any = SimpleNamespace(
             next_round=lambda stage: self.sealed, weights=lambda stage, version: BASE, sealed=_Sealed()
