@@ -8,7 +8,7 @@ from dlx.ground.blobs import BlobStore
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.events import Sealed
 from dlx.node.daemon.metrics import Metrics, Traffic
-from dlx.node.home.keys.slashing_protection import SignedBook
+from dlx.node.home.keys.slashing_protection import SlashingProtection
 from dlx.node.round.rules.deals import Deals
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
@@ -28,8 +28,7 @@ class RunContext:
     data: DataManifest
     deals: Deals
     account: str
-    account_key: bytes
-    signed: SignedBook
+    signer: SlashingProtection
     client: LedgerClient
     store: BlobStore
     exchange: BlobExchange

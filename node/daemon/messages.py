@@ -1,9 +1,10 @@
-"""Between the round machine's words and the gossip schemas: signatures are recovered here, and made here."""
+"""Between the round machine's words and the gossip schemas: signatures are recovered here."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from dlx.ledger.typed import Domain, Report, Seal, SignedContribution, TypedError, recover, sign
+from dlx.ledger.typed import Domain, Report, Seal, SignedContribution, TypedError, recover
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.p2p import wire
@@ -37,10 +38,10 @@ def event_of(data: bytes, origin: str, run: bytes, domain: Domain) -> e.Event | 
 
 
 def message_of(
-    action: a.Statement, run: bytes, stage: int, domain: Domain, key: bytes, made: int
+    action: a.Statement, run: bytes, stage: int, made: int, sign_report: Callable[[Report], bytes]
 ) -> wire.GossipMessage:
-    """The action as a message; the same one has the same bytes. Reports are signed here with the account's key, and say
-    when they were `made` (ms)."""
+    """The action as a message; the same one has the same bytes. Reports are signed only now, and say when they were
+    `made` (ms)."""
     match action:
         case a.GossipContribution(signed=signed):
             return wire.ContributionMessage(signed.encode())
@@ -49,7 +50,7 @@ def message_of(
         case a.GossipAttestation(round=round, digest=digest, signature=signature):
             return wire.AttestationMessage(run, stage, round, digest, signature)
         case a.GossipReport(round=round, holding=holding, missing=missing):
-            signature = sign(Report(run, round, stage, made, holding, missing).digest(domain), key)
+            signature = sign_report(Report(run, round, stage, made, holding, missing))
             return wire.ReportMessage(run, stage, round, made, list(holding), list(missing), signature)
     raise AssertionError(action)
 

@@ -45,7 +45,7 @@ from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.keys.identity import Account, NodeKey
 from dlx.node.home.keys.site import Site
-from dlx.node.home.keys.slashing_protection import SignedBook
+from dlx.node.home.keys.slashing_protection import SlashingProtection
 from dlx.node.home.ledgers import ask_first_funds
 from dlx.node.round.challenges.draw import MOST_WINDOW
 from dlx.node.round.rules.deals import Deals
@@ -94,7 +94,7 @@ class Node:
         self._supervisor = Supervisor(self._metrics.failed)
         self._clock = ChainClock()
         self._follower = Follower(client, startup.run, self._clock, lambda: self._assignment.awaits_chain)
-        self._signed = SignedBook(datadir.signed, account)
+        self._signer = SlashingProtection(datadir.signed, startup.account.secret, client.domain)
         self._store = BlobStore(datadir.blobs, settings.disk_quota or None, settings.disk_floor)
         self._host = self._make_host()
         self._metrics.count_bytes(self._traffic, self._host.protocols)
@@ -227,7 +227,7 @@ class Node:
         context = RunContext(
             run=startup.run, manifest=manifest, manifest_hash=view.config.manifest, data=listed,
             deals=Deals.of(manifest),
-            account=startup.account.address, account_key=startup.account.secret, signed=self._signed,
+            account=startup.account.address, signer=self._signer,
             client=self._client, store=self._store, exchange=self._exchange, gossip=self._gossip,
             pipe_service=self._door.pipes, metrics=self._metrics, directory=directory,
             private_data=private, data_cache=startup.settings.data_cache,

@@ -47,7 +47,7 @@ def _equivocate() -> None:
             said = statement.signed.contribution
             if said.account == self._context.account:
                 other = replace(said, loss=said.loss // 2)
-                signed: SignedContribution = other.sign(self._rules.domain, self._context.account_key)
+                signed: SignedContribution = other.sign(self._rules.domain, self._context.signer._key)
                 await honest(self, a.GossipContribution(signed))
 
     Executor._gossip = gossip  # type: ignore[method-assign]

@@ -266,7 +266,7 @@ class Judge:
             hardware=printable_ascii(outcome.hardware[:32], 32),
             checker=to_canonical_address(context.account),
         )
-        verdict = ReportedVerdict.make(report, context.client.domain, context.account_key)
+        verdict = ReportedVerdict.make(report, context.signer.sign_verdict)
         await self._keep(verdict)
         await context.gossip.publish(
             verdicts_topic(context.run), wire.encode(wire.VerdictMessage(verdict.data, verdict.signature))

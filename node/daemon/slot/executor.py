@@ -258,7 +258,7 @@ class Executor:
         context = self._context
         if not self._own and not trained.reset:  # it has trained before, and the book knows nothing of it
             raise LocalFault(
-                f"what this account signed for stage {self._stage} is not in {context.signed.path}: put the file back, "
+                f"what this account signed for stage {self._stage} is not in {context.signer.path}: put the file back, "
                 f"or `dlx-node keys import-signed` what was exported, or remove {self._slot.directory / 'slot'}"
             )
         with told():
@@ -282,19 +282,18 @@ class Executor:
         for one in [self._own[at].contribution for at in sorted(self._own)[-OWN_ROUNDS:]]:
             context.store.put(one.encode(), Kind.PAYLOAD)  # for who checks this one
         context.store.put(contribution.encode(), Kind.PAYLOAD)
-        signed = context.signed.sign_contribution(contribution, self._rules.domain, context.account_key)
+        signed = context.signer.sign_contribution(contribution)
         drop_other_stages(context.directory, self._stage)
         self._retention.release_other_stages()
         return signed
 
     async def _sign_seal(self, action: a.SignSeal) -> e.Event:
-        context, seal = self._context, action.seal
-        sign = partial(context.signed.sign_seal, seal, self._rules.domain, context.account_key)
+        sign = self._context.signer.sign_seal
         with told():
             try:
-                return e.SealSigned(action.digest, await trio.to_thread.run_sync(sign))
+                return e.SealSigned(action.digest, await trio.to_thread.run_sync(sign, action.seal))
             except Contradiction as error:  # the same inputs gave us something else before
-                return e.VersionDiffers(seal.round + 1, str(error))
+                return e.VersionDiffers(action.seal.round + 1, str(error))
 
     async def _keep_evidence(self, first: SignedContribution, second: SignedContribution) -> e.Event:
         log.warning("two contributions to one round", account=first.contribution.account)
@@ -306,9 +305,7 @@ class Executor:
         context, made = self._context, int(self._context.now() * 1000)
         if isinstance(statement, a.GossipReport) and not self._is_news(statement, made):
             return
-        data = wire.encode(
-            message_of(statement, context.run, self._stage, self._rules.domain, context.account_key, made)
-        )
+        data = wire.encode(message_of(statement, context.run, self._stage, made, context.signer.sign_report))
         contributes = isinstance(statement, a.GossipContribution)
         topic = contributions_topic(context.run) if contributes else seals_topic(context.run, self._stage)
         self._keep_said(data)

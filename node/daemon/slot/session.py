@@ -98,7 +98,7 @@ class Session:
                 ),
                 self._on_trainer, context.manifest.genesis[self.stage].size,
             )  # fmt: skip
-            own = await trio.to_thread.run_sync(context.signed.contributions, context.run, self.stage)
+            own = await trio.to_thread.run_sync(context.signer.contributions, context.run, self.stage)
             await trio.to_thread.run_sync(drop_other_stages, context.directory, self.stage)
             await context.gossip.follow(seals_topic(context.run, self.stage))
             self._begin(opened, own)

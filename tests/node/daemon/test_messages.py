@@ -18,7 +18,7 @@ MADE = 1_800_000_000_123  # ms
 
 
 def encoded(action: a.Statement) -> bytes:
-    return wire.encode(message_of(action, RUN, 0, DOMAIN, MEMBER.key, MADE))
+    return wire.encode(message_of(action, RUN, 0, MADE, MEMBER.sign_report))
 
 
 def read(data: bytes) -> e.Event | None:

@@ -18,6 +18,7 @@ from dlx.ledger.typed import (
     Contribution,
     Domain,
     Plan,
+    Report,
     RunConfig,
     Seal,
     SignatureError,
@@ -80,6 +81,9 @@ class Member:
     @property
     def account(self) -> str:
         return self.machine.account
+
+    def sign_report(self, report: Report) -> bytes:
+        return sign(report.digest(DOMAIN), self.key)
 
 
 def round_of(event: Any) -> int:

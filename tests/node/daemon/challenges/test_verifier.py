@@ -16,6 +16,7 @@ from dlx.node.audit.verdict_store import VerdictStore
 from dlx.node.daemon.challenges.draws import RoundDraw
 from dlx.node.daemon.challenges.evidence import CHECK_SECONDS, SLOWER, Effort, check_seconds
 from dlx.node.daemon.challenges.verifier import Judge
+from dlx.node.home.keys.slashing_protection import SlashingProtection
 from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn, drawn_of, seals_of
 from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict, VerdictReport
@@ -58,8 +59,9 @@ class Bench:
         draws: Any = Draws(SimpleNamespace(value={2: draw}), self.drawn[:1])
         self.store = VerdictStore(folder / "verdicts.sqlite", RUN, DOMAIN)
         timing = SimpleNamespace(round_timeout=TIMEOUT, proposal_timeout=PROPOSAL)
+        signer = SlashingProtection(folder / "signed.sqlite", self.keys[self.account], DOMAIN)
         context: Any = SimpleNamespace(
-            run=RUN, account=self.account, account_key=self.keys[self.account], manifest=SimpleNamespace(timing=timing),
+            run=RUN, account=self.account, signer=signer, manifest=SimpleNamespace(timing=timing),
             client=SimpleNamespace(domain=DOMAIN, convict=self.sent.append), store=BlobStore(folder / "blobs"),
             gossip=SimpleNamespace(publish=self._publish), now=lambda: self.now, peer_of=lambda account: account,
             metrics=SimpleNamespace(verdict=lambda finding: None),
@@ -112,7 +114,7 @@ class Bench:
             account=to_canonical_address(about.account), statement=about.statement, finding=int(finding),
             segment=about.segment, checker=to_canonical_address(checker),
         )  # fmt: skip
-        return ReportedVerdict.make(report, DOMAIN, self.keys[checker])
+        return ReportedVerdict.make(report, lambda verdict: verdict.sign(DOMAIN, self.keys[checker]))
 
 
 class Draws:

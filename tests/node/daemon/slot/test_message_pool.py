@@ -21,7 +21,7 @@ def sim() -> Simulation:
 
 
 def encoded(member: Member, action: a.Statement, made: int = MADE) -> bytes:
-    return wire.encode(message_of(action, RUN, member.machine.stage, DOMAIN, member.key, made))
+    return wire.encode(message_of(action, RUN, member.machine.stage, made, member.sign_report))
 
 
 def contribution(sim: Simulation, member: Member, round: int = 0, **changes: object) -> bytes:

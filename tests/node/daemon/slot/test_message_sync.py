@@ -67,7 +67,7 @@ class Peer:
             a.GossipAttestation(0, seal, sign(seal, self.member.key)),
         ]
         for statement in said:
-            data = wire.encode(message_of(statement, RUN, self.stage, DOMAIN, self.member.key, 0))
+            data = wire.encode(message_of(statement, RUN, self.stage, 0, self.member.sign_report))
             self.hear(data, "")
             contributes = isinstance(statement, a.GossipContribution)
             await self.gossip.publish(contributions_topic(RUN) if contributes else seals_topic(RUN, self.stage), data)

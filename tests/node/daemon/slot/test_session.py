@@ -19,7 +19,7 @@ from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.slot import executor
 from dlx.node.daemon.slot import session as module
 from dlx.node.daemon.slot.session import Session
-from dlx.node.home.keys.slashing_protection import Contradiction, SignedBook
+from dlx.node.home.keys.slashing_protection import Contradiction, SlashingProtection
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.rules.deals import Deals
@@ -106,8 +106,9 @@ class Scene:
         self.store = BlobStore(folder / "blobs")
         self.store.put(weights(0))
         self.trainer, self.counted = Trainer(self.store), list[bool]()
-        self.book, self.metrics, self.refusals = SignedBook(folder / "signed.sqlite", self.account), Metrics(RUN), 0
         key = self.ledger.members[self.account].key
+        self.book = SlashingProtection(folder / "signed.sqlite", key, DOMAIN)
+        self.metrics, self.refusals = Metrics(RUN), 0
         manifest = SimpleNamespace(
             stages=[(0, 1)], retention=Retention(), genesis=[SimpleNamespace(size=1000)], confirmations=0,
             data=SimpleNamespace(seed=0, sequence_length=8, batch_size=4),
@@ -117,7 +118,7 @@ class Scene:
         self.context: Any = SimpleNamespace(
             run=RUN, manifest=manifest, manifest_hash=bytes(32), account=self.account,
             data=DataManifest([Shard(self.shard.hex(), 1000, 1000)], []), deals=Deals(rules, 1, 4), data_cache=0,
-            account_key=key, signed=self.book,
+            signer=self.book,
             client=self, store=self.store, exchange=self, gossip=gossip,
             pipe_service=None, metrics=self.metrics, directory=folder,
             private_data=None, placement=Placement(), records=None,
