@@ -27,7 +27,7 @@ from dlx.node.daemon.challenges.draws import Draws
 from dlx.node.daemon.challenges.evidence import Effort
 from dlx.node.daemon.challenges.responder import Custody
 from dlx.node.daemon.challenges.verifier import Judge
-from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.context import Chain, Network, Observers, Operator, Run, RunContext, Storage
 from dlx.node.daemon.data.mirror import Mirror
 from dlx.node.daemon.data.public_data import PublicData, private_folder
 from dlx.node.daemon.inbound import Door
@@ -224,24 +224,23 @@ class Node:
         self._client.confirm(manifest.confirmations)
         directory = startup.datadir.state / startup.run.hex()[:16]
         directory.mkdir(parents=True, exist_ok=True)
+        settings, door = startup.settings, self._door
         context = RunContext(
-            run=startup.run, manifest=manifest, manifest_hash=view.config.manifest, data=listed,
-            deals=Deals.of(manifest),
-            account=startup.account.address, signer=self._signer,
-            client=self._client, store=self._store, exchange=self._exchange, gossip=self._gossip,
-            pipe_service=self._door.pipes, metrics=self._metrics, directory=directory,
-            private_data=private, data_cache=startup.settings.data_cache,
-            placement=startup.settings.placement, records=self._door.records,
-            peer_of=self._peer_of, reject=self._reject, on_trained=self._on_trained, on_sealed=self._tally.add,
-            traffic=self._traffic, now=self._clock.now, rests=lambda: self._rest.state.value is not None,
-        )  # fmt: skip
+            Run(startup.run, manifest, view.config.manifest, listed, Deals.of(manifest)),
+            self._signer,
+            Network(self._exchange, self._gossip, door.records, door.pipes, self._peer_of, self._reject),
+            Chain(self._client, self._clock.now),
+            Storage(self._store, directory),
+            Operator(settings.placement, private, settings.data_cache, lambda: self._rest.state.value is not None),
+            Observers(self._metrics, self._traffic, self._on_trained, self._tally.add),
+        )
         self._assignment.open(context)
         self._context = context
 
     def _answer_for_work(self, nursery: trio.Nursery) -> None:
         """Serve what is drawn of our own work, and check others'."""
         keep, context = self._supervisor.keep, self._context
-        draws = Draws(self._follower, context.manifest, self._client.block_hash, self._clock.now)
+        draws = Draws(self._follower, context.run.manifest, self._client.block_hash, self._clock.now)
         custody = Custody(context, draws.rounds, self._view)
         judge = Judge(
             context, draws, self._verdicts, self._verdict_exchange, self._effort, self._view, self._host.agreed

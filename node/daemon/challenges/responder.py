@@ -45,10 +45,10 @@ class Custody:
         self, context: RunContext, rounds: Watch[Mapping[int, RoundDraw]], view: Callable[[], RunView | None]
     ) -> None:
         self.held = Held()
-        self._context, self._store, self._rounds, self._view = context, context.store, rounds, view
-        self._terms = Terms.of(context.manifest)
-        self._prefix = f"custody/{context.run.hex()[:16]}/"
-        self._window = min(context.manifest.audit.window, MOST_WINDOW)
+        self._context, self._store, self._rounds, self._view = context, context.storage.blobs, rounds, view
+        self._terms = Terms.of(context.run.manifest)
+        self._prefix = f"custody/{context.run.id.hex()[:16]}/"
+        self._window = min(context.run.manifest.audit.window, MOST_WINDOW)
 
     async def run(self, well: Well) -> None:
         """Raises OSError; what is done stays done."""
@@ -83,7 +83,7 @@ class Custody:
         if not mine or finished is None:
             slot.decide(round, None, self._store.folder)
             return
-        segment, trained, ahead = mine[0].segment, finished.trained, self._context.manifest.outer.ahead
+        segment, trained, ahead = mine[0].segment, finished.trained, self._context.run.manifest.outer.ahead
         names = set(handed_over(finished.trace, segment, trained, ahead).values())
         said = {trained.payload, trained.trace, *self._chain(mine[0].statement)}  # whatever the manifest's retention is
         self._store.pin(f"{self._prefix}own/{stage}/{round}", names | said)  # first: a kill must leave nothing unowned
@@ -111,5 +111,5 @@ class Custody:
                 self._store.pin(owner, {view.weights(stage, base_version(self._terms, round))})
 
     def _slots(self) -> Iterator[tuple[int, Undecided]]:
-        for path in sorted(self._context.directory.glob("stage-*/slot")):
+        for path in sorted(self._context.storage.directory.glob("stage-*/slot")):
             yield int(path.parent.name.removeprefix("stage-")), Undecided(path)

@@ -18,13 +18,14 @@ class Mirror:
     """Of one run."""
 
     def __init__(self, context: RunContext) -> None:
-        self._context = context
+        self._run, self._store = context.run, context.storage.blobs
+        self._public = PublicData(context.storage.blobs, context.network.exchange)
 
     async def run(self, well: Well) -> None:
         """Until all is here. Raises BlobError, OSError: what is here stays."""
-        data, public = self._context.data, PublicData(self._context.store, self._context.exchange)
-        await public.first_weights(self._context.manifest)
-        await trio.to_thread.run_sync(self._keep, [blob.sha256 for blob in self._context.manifest.genesis])
+        data, public = self._run.data, self._public
+        await public.first_weights(self._run.manifest)
+        await trio.to_thread.run_sync(self._keep, [blob.sha256 for blob in self._run.manifest.genesis])
         well()
         every = list(dict.fromkeys(data.train + data.heldout))
         for at in range(0, len(every), _BATCH):
@@ -36,4 +37,4 @@ class Mirror:
 
     def _keep(self, names: Iterable[str]) -> None:
         for name in names:  # some were fetched for rounds
-            self._context.store.note(bytes.fromhex(name), Kind.PUBLIC)
+            self._store.note(bytes.fromhex(name), Kind.PUBLIC)

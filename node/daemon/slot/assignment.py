@@ -51,10 +51,10 @@ class Assignment:
     def open(self, context: RunContext) -> None:
         """The run's public data is here. Raises Failure where ranks cannot share its model as they are to."""
         try:
-            check_parallel(context.manifest, self._placement.tensor_parallel)
+            check_parallel(context.run.manifest, self._placement.tensor_parallel)
         except PlacementError as error:
             raise Failure(str(error)) from None
-        self._context, self._terms = context, Terms.of(context.manifest)
+        self._context, self._terms = context, Terms.of(context.run.manifest)
         self._opened.set()
 
     @property
@@ -129,7 +129,7 @@ class Assignment:
         if self._stage is not None:
             await self._membership.join((self._stage,))
             return
-        kept = kept_stage(context.directory)
+        kept = kept_stage(context.storage.directory)
         await self._membership.join((ANY_STAGE,) if kept is None else (kept, ANY_STAGE))
 
     async def _hold(self, context: RunContext, trainer: Trainer, slot: tuple[int, int], well: Well) -> None:

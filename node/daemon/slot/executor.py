@@ -60,10 +60,11 @@ class Executor:
         self._slot, self._machine, self._pipes, self._shards = slot, machine, pipes, shards
         self._shelf, self._progress, self._nursery = shelf, progress, nursery
         self._context, self._rules, self._stage, self._own = slot.context, slot.rules, slot.stage, machine.own
+        self._run, self._store = slot.context.run, slot.context.storage.blobs
         self._fetching: dict[Contribution, trio.CancelScope] = {}  # whose payloads
         self._reported: dict[a.GossipReport, int] = {}  # of the newest round: when it was made (ms)
         self._payloads, self._past = Payloads(slot), Past(slot)
-        self._retention = Retention(slot.context.store, slot.context.manifest, slot.context.run, slot.stage)
+        self._retention = Retention(self._store, self._run.manifest, self._run.id, slot.stage)
 
     @overload
     def do(self, action: a.Prompt) -> None: ...
@@ -74,7 +75,7 @@ class Executor:
     def do(self, action: a.Action) -> Work | None:
         """Prompt actions are done when it returns; of others it gives the work. That comes to an event, or to none, and
         raises ActionFailed where it cannot be done now (LocalFault where this machine is at fault)."""
-        client, run = self._context.client, self._context.run
+        client, run = self._context.chain.client, self._run.id
         match action:
             case a.StartRound():
                 self._start_round(action)
@@ -85,7 +86,7 @@ class Executor:
             case a.ResetPipes(reason=reason):
                 self._reset_pipes(reason)
             case a.Reject(reason=reason, source=source):
-                self._context.reject(reason, source)
+                self._context.network.reject(reason, source)
             case a.FetchPayload(signed=signed):
                 return self._fetch(signed)
             case a.CheckStatement(signed=signed):
@@ -130,7 +131,7 @@ class Executor:
         if order.steps < order.own_steps:
             log.info("another stage of the replica has no time for more steps", round=order.round, ours=order.own_steps)
         self._progress.begin(order.round, order.steps)
-        self._context.metrics.of_stage(self._stage).round.set(order.round)
+        self._context.observers.metrics.of_stage(self._stage).round.set(order.round)
         inputs = RoundInputs(
             round=order.round,
             plan=replace(manifest_plan(order.plan), inner_steps=order.steps),
@@ -138,7 +139,7 @@ class Executor:
             total_steps=self._rules.total_steps,
             base_version=order.base,
             base_weights=view.weights(self._stage, order.base),
-            samples=self._context.deals.lot(view, order.round, self._slot.replica) if self._shards.are_read else (),
+            samples=self._run.deals.lot(view, order.round, self._slot.replica) if self._shards.are_read else (),
             left_out=order.left_out,
             previous=self._own[max(self._own)].contribution.payload if self._own else None,
             replica=self._slot.replica,
@@ -233,11 +234,11 @@ class Executor:
         """What the node still needs on disk, now that it has V[version]; the rest goes."""
         self._retention.keep(view, version, self._needed())
         for name in self._payloads.superseded(version):
-            self._context.store.discard(name)
+            self._store.discard(name)
         # The next round's files and payload: before it begins, because the training process knows no quota.
         if (plan := plan_of(self._rules, view, self._stage, version)) is not None:
-            private = round_bytes(self._context.manifest, self._stage, plan.inner_steps)
-            self._context.store.make_room(self._rules.max_payload_size(self._stage, plan), private)
+            private = round_bytes(self._run.manifest, self._stage, plan.inner_steps)
+            self._store.make_room(self._rules.max_payload_size(self._stage, plan), private)
 
     def _needed(self) -> list[bytes]:
         """Of our own: the newest, however old, as whoever comes to check our next statement needs those before it."""
@@ -264,7 +265,7 @@ class Executor:
         with told():
             contribution = make_contribution(
                 trained,
-                run=context.run,
+                run=self._run.id,
                 account=context.account,
                 replica=self._slot.replica,
                 stage=self._stage,
@@ -278,12 +279,12 @@ class Executor:
     def _sign_contribution(self, contribution: Contribution) -> SignedContribution:
         context = self._context
         for name in (contribution.payload, contribution.trace):  # the training process wrote them
-            context.store.note(name, Kind.PAYLOAD)
+            self._store.note(name, Kind.PAYLOAD)
         for one in [self._own[at].contribution for at in sorted(self._own)[-OWN_ROUNDS:]]:
-            context.store.put(one.encode(), Kind.PAYLOAD)  # for who checks this one
-        context.store.put(contribution.encode(), Kind.PAYLOAD)
+            self._store.put(one.encode(), Kind.PAYLOAD)  # for who checks this one
+        self._store.put(contribution.encode(), Kind.PAYLOAD)
         signed = context.signer.sign_contribution(contribution)
-        drop_other_stages(context.directory, self._stage)
+        drop_other_stages(context.storage.directory, self._stage)
         self._retention.release_other_stages()
         return signed
 
@@ -302,14 +303,14 @@ class Executor:
         return e.EvidenceKept(second)
 
     async def _gossip(self, statement: a.Statement) -> None:
-        context, made = self._context, int(self._context.now() * 1000)
+        context, made = self._context, int(self._context.chain.now() * 1000)
         if isinstance(statement, a.GossipReport) and not self._is_news(statement, made):
             return
-        data = wire.encode(message_of(statement, context.run, self._stage, made, context.signer.sign_report))
+        data = wire.encode(message_of(statement, self._run.id, self._stage, made, context.signer.sign_report))
         contributes = isinstance(statement, a.GossipContribution)
-        topic = contributions_topic(context.run) if contributes else seals_topic(context.run, self._stage)
+        topic = contributions_topic(self._run.id) if contributes else seals_topic(self._run.id, self._stage)
         self._keep_said(data)
-        await context.gossip.publish(topic, data)
+        await context.network.gossip.publish(topic, data)
 
     def _is_news(self, report: a.GossipReport, made: int) -> bool:
         """The same report again only says that we are alive."""
@@ -321,7 +322,7 @@ class Executor:
 
     def _keep_said(self, data: bytes) -> None:
         """Our own message, for those who ask for it."""
-        event = None if self._shelf.has(data) else event_of(data, "", self._context.run, self._rules.domain)
+        event = None if self._shelf.has(data) else event_of(data, "", self._run.id, self._rules.domain)
         if event is not None:
             self._shelf.put(event, data, self._machine.view)
 

@@ -25,4 +25,4 @@ class OpenSlot:
 
 def stage_directory(context: RunContext, stage: int) -> Path:
     """The node's own files of a stage."""
-    return context.directory / f"stage-{stage}"
+    return context.storage.directory / f"stage-{stage}"

@@ -43,14 +43,12 @@ class Payloads:
         statement = signed.contribution
         payload, plan = statement.payload, self.slot.versions.plan(view, statement.round)
         limit = self.slot.rules.max_payload_size(self.slot.stage, plan)  # the stated size may be a lie
-        context = self.slot.context
-        exchange, store = context.exchange, context.store
-        peer = None if statement.account == context.account else context.peer_of(statement.account)
+        context, peer_of = self.slot.context, self.slot.context.network.peer_of
+        exchange, store = context.network.exchange, context.storage.blobs
+        peer = None if statement.account == context.account else peer_of(statement.account)
         peers = [peer] if peer else None
         tree = Tree(statement.payload_size, statement.payload_root)
-        sharers = [
-            one for account in view.members_in(self.slot.stage) if (one := context.peer_of(account)) != peer and one
-        ]
+        sharers = [one for account in view.members_in(self.slot.stage) if (one := peer_of(account)) != peer and one]
         with told():
             await trio.to_thread.run_sync(store.put, statement.encode(), Kind.PAYLOAD)
             try:
@@ -85,7 +83,7 @@ class Payloads:
             ask = partial(self.slot.versions.step, weights, momentum, payloads)
             made = await self._mending(ask, view, round)
         self.made.setdefault(round, set()).update((made.weights, made.momentum))
-        self.slot.context.metrics.of_stage(self.slot.stage).outer_seconds.observe(time.monotonic() - started)
+        self.slot.context.observers.metrics.of_stage(self.slot.stage).outer_seconds.observe(time.monotonic() - started)
         return OuterResult(made.weights, made.momentum, made.weights_root, made.momentum_root)
 
     def superseded(self, adopted: int) -> set[bytes]:
@@ -98,7 +96,7 @@ class Payloads:
             for account, record in zip(sealed.accounts, sealed.records, strict=True):
                 try:
                     with told():
-                        maker = self.slot.context.peer_of(account)
+                        maker = self.slot.context.network.peer_of(account)
                         path = await self._have(record.statement, CONTRIBUTION_SIZE, maker)
                         said = Contribution.decode(await trio.to_thread.run_sync(path.read_bytes))
                         steps = min(said.inner_steps, sealed.outcome.inner_steps)  # whatever a quorum let in
@@ -107,7 +105,8 @@ class Payloads:
                     log.info("no statement or trace", statement=record.statement.hex()[:12], error=str(error))
 
     async def _have(self, name: bytes, limit: int, maker: str | None) -> Path:
-        exchange, store, peers = self.slot.context.exchange, self.slot.context.store, [maker] if maker else None
+        exchange, store = self.slot.context.network.exchange, self.slot.context.storage.blobs
+        peers = [maker] if maker else None
         return await fetch(exchange, store, name, limit, peers, STATEMENT_SECONDS, Kind.PAYLOAD)
 
     async def measure(self, view: RunView, round: int, listed: Sequence[SignedContribution]) -> Measured:

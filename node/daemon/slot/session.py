@@ -57,18 +57,19 @@ class Session:
     def __init__(self, context: RunContext, trainer: Trainer, slot: tuple[int, int], view: RunView, block: int) -> None:
         self.context, self.trainer, self.replica, self.stage = context, trainer, slot[0], slot[1]
         self.progress = Progress()
-        self._metrics = context.metrics.of_stage(self.stage)
+        self._run, self._network, self._observers = context.run, context.network, context.observers
+        self._metrics = context.observers.metrics.of_stage(self.stage)
         self.pipes = Pipes(
-            context.pipe_service,
-            wire.PipeHello(context.run, self.replica, self.stage, bytes.fromhex(context.account[2:])),
-            len(context.manifest.stages),
+            context.network.pipes,
+            wire.PipeHello(context.run.id, self.replica, self.stage, bytes.fromhex(context.account[2:])),
+            len(context.run.manifest.stages),
             self._member_at,
-            partial(incoming, context.manifest, self.stage),
+            partial(incoming, context.run.manifest, self.stage),
             self._on_pipe_open,
             self._on_want,
             self._on_tensor,
             self._on_pipe_gone,
-            context.reject,
+            context.network.reject,
             self._alive,
             self._on_alive,
         )
@@ -89,18 +90,17 @@ class Session:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
             await self._nursery.start(self.pipes.run)
-            context = self.context
+            context, private = self.context, self.context.operator.private_data
             opened = await self.trainer.open(
                 m.Open(
-                    context.manifest_hash, self.stage, str(stage_directory(context, self.stage) / "slot"),
-                    str(context.store.folder), str(context.private_data) if context.private_data else None,
-                    context.placement,
+                    context.run.manifest_hash, self.stage, str(stage_directory(context, self.stage) / "slot"),
+                    str(context.storage.blobs.folder), str(private) if private else None, context.operator.placement,
                 ),
-                self._on_trainer, context.manifest.genesis[self.stage].size,
+                self._on_trainer, context.run.manifest.genesis[self.stage].size,
             )  # fmt: skip
-            own = await trio.to_thread.run_sync(context.signer.contributions, context.run, self.stage)
-            await trio.to_thread.run_sync(drop_other_stages, context.directory, self.stage)
-            await context.gossip.follow(seals_topic(context.run, self.stage))
+            own = await trio.to_thread.run_sync(context.signer.contributions, context.run.id, self.stage)
+            await trio.to_thread.run_sync(drop_other_stages, context.storage.directory, self.stage)
+            await context.network.gossip.follow(seals_topic(context.run.id, self.stage))
             self._begin(opened, own)
             await self._executor.settle()
             self.pipes.dial()  # not earlier: what a pipe says is said once, and the machine has to hear it
@@ -108,7 +108,8 @@ class Session:
             self._nursery.start_soon(self._tick)
             self._nursery.start_soon(self._shards.run)
             longest = self.rules.proposal_timeout  # what is lost costs one proposer's turn
-            asking = Asking(context.gossip, context.records, self.shelf, lambda: self._view, self._hear, longest)
+            network = self._network
+            asking = Asking(network.gossip, network.messages, self.shelf, lambda: self._view, self._hear, longest)
             self._nursery.start_soon(asking.run)
             await self._over.wait()
             self._nursery.cancel_scope.cancel()
@@ -127,9 +128,16 @@ class Session:
 
     def _begin(self, opened: m.Opened, own: dict[int, SignedContribution]) -> None:
         context, view = self.context, self._first_view
-        self.rules = Rules.of_run(context.manifest, context.client.domain, context.run, opened.max_payload_sizes)
+        run, domain = context.run, context.chain.client.domain
+        self.rules = Rules.of_run(run.manifest, domain, run.id, opened.max_payload_sizes)
         versions = Versions(
-            self.rules, context.manifest, self.stage, context.store, context.exchange, self.trainer, context.peer_of
+            self.rules,
+            run.manifest,
+            self.stage,
+            context.storage.blobs,
+            self._network.exchange,
+            self.trainer,
+            self._network.peer_of,
         )
         newest, oldest = versions.newest(view)
         self._shards = Shards(context, (self.replica, self.stage))
@@ -170,11 +178,11 @@ class Session:
         """Feeds the machine and starts what it asks for; False where that refused something."""
         if self.machine is None:
             return False
-        now = self.context.now()
+        now = self.context.chain.now()
         if now < self._now:
             raise ClockCorrected(f"the chain's time went back by {self._now - now:.0f} s")
         self._now = now
-        self.machine.rests = self.context.rests()
+        self.machine.rests = self.context.operator.rests()
         actions = self.machine.handle(event, now)
         for action in actions:
             if isinstance(action, a.Task):
@@ -218,13 +226,13 @@ class Session:
             return False
         reason, event = "wrong_run", None
         try:
-            event = event_of(data, peer, self.context.run, self.rules.domain)
+            event = event_of(data, peer, self._run.id, self.rules.domain)
         except SignatureError:
             reason = "bad_signature"
         except (TypedError, wire.WireError):
             reason = "malformed"
         if event is None:
-            self.context.reject(reason, peer)
+            self._network.reject(reason, peer)
             return False
         if self.emit(event):  # else it is asked for again: our view of the ledger may be older than others'
             self.shelf.put(event, data, self.machine.view)
@@ -237,7 +245,7 @@ class Session:
                 self._metrics.tokens.inc(self.rules.tokens_per_step)
             case m.Finished(trained=trained):
                 self.progress.end(trained)
-                self.context.on_trained(trained)
+                self._observers.on_trained(trained)
                 self._metrics.loss.set(trained.loss / MICRO)
                 self.emit(e.RoundFinished(trained, self.progress.step_seconds))
             case m.Abandoned(round=round, reason=reason):
@@ -245,7 +253,7 @@ class Session:
                 self.pipes.close()
                 self._nursery.start_soon(self._abandoned, message)
             case m.Gone(reason=reason, blobs=blobs):
-                self.context.metrics.failed("trainer")
+                self._observers.metrics.failed("trainer")
                 self.pipes.close()
                 self.emit(e.TrainerGone(reason))
                 if blobs:
@@ -285,7 +293,7 @@ class Session:
             outcome = await work
         except ActionFailed as error:
             log.info("not done yet", action=task.name, reason=str(error))
-            self.context.metrics.action_failed(task.name)
+            self._observers.metrics.action_failed(task.name)
             self.emit(e.Failed(task, str(error), isinstance(error, LocalFault)))
             return
         if isinstance(outcome, e.Mined):
@@ -302,12 +310,12 @@ class Session:
         them."""
         context = self.context
         for name in blobs:
-            await trio.to_thread.run_sync(context.store.sound, name)  # a damaged one is gone now
-        public, failures = PublicData(context.store, context.exchange), 0
+            await trio.to_thread.run_sync(context.storage.blobs.sound, name)  # a damaged one is gone now
+        public, failures = PublicData(context.storage.blobs, context.network.exchange), 0
         while True:
             try:
                 await public.manifest(self._view)
-                await public.begin(context.manifest)
+                await public.begin(context.run.manifest)
                 return
             except (DlxError, OSError) as error:
                 failures += 1
@@ -320,7 +328,7 @@ class Session:
         if trouble is not None and trouble.kind is m.Kind.BLOBS:
             with contextlib.suppress(ActionFailed):
                 await self._executor.mend(message.round, trouble.blobs)
-        self.context.metrics.action_failed(a.START)
+        self._observers.metrics.action_failed(a.START)
         local = trouble is not None and trouble.kind is m.Kind.LOCAL
         self.emit(e.RoundAbandoned(message.round, message.reason, local))
 
@@ -333,15 +341,15 @@ class Session:
     def _member_at(self, stage: int) -> tuple[str, str] | None:
         """(account, peer id) of our replica's member of a stage."""
         account = self._view.member_at(self.replica, stage)
-        peer = self.context.peer_of(account) if account else None
+        peer = self._network.peer_of(account) if account else None
         return (account, peer) if account and peer else None
 
     def _report_seal(self, view: RunView, number: int) -> None:
         """The one line per round."""
         sealed = view.sealed[self.stage, number]
         counted = self.context.account in sealed.accounts
-        self.context.on_sealed(sealed, counted)
-        sent, rate = self.context.traffic(), self.progress.tokens_per_second
+        self._observers.on_sealed(sealed, counted)
+        sent, rate = self._observers.traffic(), self.progress.tokens_per_second
         taken = {record.replica: record.inner_steps for record in sealed.records}
         log.info(
             "round sealed",

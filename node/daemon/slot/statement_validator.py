@@ -75,8 +75,9 @@ class Past:
 
     async def _statement(self, account: str, name: bytes) -> Contribution:
         """Raises TypedError for a blob that is none."""
-        exchange, store = self.slot.context.exchange, self.slot.context.store
-        peer = None if account == self.slot.context.account else self.slot.context.peer_of(account)
+        context = self.slot.context
+        exchange, store = context.network.exchange, context.storage.blobs
+        peer = None if account == context.account else context.network.peer_of(account)
         ask = partial(fetch, exchange, store, name, CONTRIBUTION_SIZE)
         try:
             path = await ask([peer] if peer else None, MAKER_SECONDS, Kind.PAYLOAD)
@@ -100,4 +101,4 @@ class Past:
 
     @cached_property
     def _unused(self) -> bytes:
-        return unused(self.slot.context.manifest, self.slot.stage)
+        return unused(self.slot.context.run.manifest, self.slot.stage)

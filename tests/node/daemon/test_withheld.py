@@ -16,6 +16,7 @@ from dlx.node.daemon.challenges.verifier import Judge
 from dlx.node.daemon.observable import Watch
 from dlx.node.round.challenges.draw import drawn_of, seals_of
 from dlx.node.round.challenges.turns import SERVE_TIMEOUTS, SLOW_TIMEOUTS
+from tests.node.daemon.contexts import make_context
 from tests.node.round.simulation import Simulation, digest, make_rules
 
 TIMEOUT = 2.0
@@ -39,7 +40,7 @@ class Checker:
         self.drawn, self.draw = drawn[0], RoundDraw(self.now, drawn, 1, digest("block"), ())
         self.rounds: Watch[Any] = Watch({0: self.draw})
         timing = SimpleNamespace(round_timeout=TIMEOUT, proposal_timeout=1.0)
-        context: Any = SimpleNamespace(
+        context = make_context(
             manifest=SimpleNamespace(timing=timing), now=lambda: self.now, account=drawn[-1].account,
             peer_of=lambda account: account,
         )  # fmt: skip
@@ -112,7 +113,7 @@ def test_who_drips_a_blob_keeps_nobody_from_checking_others_for_long() -> None:
 
     async def check() -> None:
         timing = SimpleNamespace(round_timeout=TIMEOUT)
-        context: Any = SimpleNamespace(manifest=SimpleNamespace(timing=timing), exchange=Dripping(), store=None)
+        context = make_context(manifest=SimpleNamespace(timing=timing), exchange=Dripping())
         with trio.fail_after(10 * LONG), pytest.raises(Absent) as caught:
             await Evidence(context, Effort(1.0))._fetch(b"name", 1, "maker")
         assert caught.value.came > 0

@@ -13,6 +13,7 @@ from dlx.ground.constants import NO_HASH
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.challenges.draws import RoundDraw
 from dlx.node.daemon.challenges.responder import Custody
+from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.observable import Watch
 from dlx.node.round.challenges.draw import drawn_of, seals_of
 from dlx.node.round.rules.round_rules import base_version
@@ -21,6 +22,7 @@ from dlx.training.slot.records import RoundInputs, Trained
 from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.trace import Boundary, Step, Trace, handed_over
 from dlx.training.slot.undecided import Undecided
+from tests.node.daemon.contexts import make_context
 from tests.node.home.keys.test_slashing_protection import contribution
 from tests.node.round.simulation import RUN, Simulation, digest, make_rules
 
@@ -56,9 +58,7 @@ class Member:
     def again(self, folder: Path) -> None:
         """As after a restart."""
         manifest: Any = SimpleNamespace(audit=Audit(window=WINDOW), outer=Outer(ahead=self.ahead))
-        context: Any = SimpleNamespace(
-            manifest=manifest, store=self.store, run=RUN, account=self.account, directory=folder / "run"
-        )
+        context = make_context(manifest=manifest, blobs=self.store, account=self.account, directory=folder / "run")
         self.custody = _made(context, lambda: self.view)
 
     def train(self, round: int) -> None:
@@ -96,7 +96,7 @@ class Member:
         return bool(here)
 
 
-def _made(context: Any, view: Any) -> Custody:
+def _made(context: RunContext, view: Any) -> Custody:
     import dlx.node.daemon.challenges.responder as module
 
     patch = pytest.MonkeyPatch()

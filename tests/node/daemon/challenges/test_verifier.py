@@ -23,6 +23,7 @@ from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict, Verdict
 from dlx.node.trainer.checks import CheckFailed, Outcome
 from dlx.p2p import wire
 from tests.ledger.ledger_run import contribution
+from tests.node.daemon.contexts import make_context
 from tests.node.round.simulation import DOMAIN, RUN, Simulation, digest, make_rules
 
 TIMEOUT, PROPOSAL = 12.0, 3.0
@@ -60,9 +61,9 @@ class Bench:
         self.store = VerdictStore(folder / "verdicts.sqlite", RUN, DOMAIN)
         timing = SimpleNamespace(round_timeout=TIMEOUT, proposal_timeout=PROPOSAL)
         signer = SlashingProtection(folder / "signed.sqlite", self.keys[self.account], DOMAIN)
-        context: Any = SimpleNamespace(
-            run=RUN, account=self.account, signer=signer, manifest=SimpleNamespace(timing=timing),
-            client=SimpleNamespace(domain=DOMAIN, convict=self.sent.append), store=BlobStore(folder / "blobs"),
+        context = make_context(
+            signer=signer, manifest=SimpleNamespace(timing=timing),
+            client=SimpleNamespace(domain=DOMAIN, convict=self.sent.append), blobs=BlobStore(folder / "blobs"),
             gossip=SimpleNamespace(publish=self._publish), now=lambda: self.now, peer_of=lambda account: account,
             metrics=SimpleNamespace(verdict=lambda finding: None),
             reject=lambda reason, source: self.rejected.append(reason),

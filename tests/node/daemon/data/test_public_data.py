@@ -18,6 +18,7 @@ from dlx.node.home.errors import Failure
 from dlx.p2p.exchange import BlobNotFound
 from dlx.training.data.shards import DataError, DataManifest, Shard, canonical_bytes
 from dlx.training.recipe.recipe import BlobRef
+from tests.node.daemon.contexts import make_context
 
 GOOD = b"a run's data"
 NAME = hashlib.sha256(GOOD).digest()
@@ -102,8 +103,8 @@ def test_a_mirror_has_all_data_and_the_first_weights_of_all_stages_and_keeps_the
     own, other = (hashlib.sha256(data).digest() for data in stages)
     store.put(stages[0], Kind.VERSION)  # had for its own slot
     genesis = [BlobRef(one.hex(), len(stages[0])) for one in (own, other)]
-    context: Any = SimpleNamespace(
-        store=store, data=LISTED, manifest=SimpleNamespace(genesis=genesis),
+    context = make_context(
+        blobs=store, data=LISTED, manifest=SimpleNamespace(genesis=genesis),
         exchange=Exchange(store, {other: [stages[1]], NAME: [GOOD]}),
     )  # fmt: skip
     trio.run(Mirror(context).run, lambda: None)

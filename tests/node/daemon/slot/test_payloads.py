@@ -17,6 +17,7 @@ from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement, LocalF
 from dlx.node.round.rules.round_rules import PayloadFacts
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, TrainerSilent, Wrong
 from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTooLarge
+from tests.node.daemon.contexts import make_context
 from tests.node.daemon.data.test_versions import STAGE, FakeView, name
 from tests.node.round.simulation import make_rules
 
@@ -60,7 +61,7 @@ class World:
     def have(self, data: bytes, view: Any = None, **rules: Any) -> PayloadFacts:
         """Fetch it as a contribution to round 0 would."""
         made, trainer = make_rules(**rules), SimpleNamespace(check=self.check)
-        context: Any = SimpleNamespace(exchange=self, store=self.store, account="0x2", peer_of=lambda account: None)
+        context = make_context(exchange=self, blobs=self.store)
         manifest: Any = SimpleNamespace(genesis=[SimpleNamespace(size=100)] * 2)
         versions = Versions(made, manifest, STAGE, self.store, self, trainer, str)  # type: ignore[arg-type]
         payloads = Payloads(OpenSlot(context, made, 0, STAGE, trainer, versions))  # type: ignore[arg-type]

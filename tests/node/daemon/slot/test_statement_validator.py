@@ -16,6 +16,7 @@ from dlx.node.round.faults import ActionFailed, BadStatement, LocalFault
 from dlx.node.round.rules.round_rules import Rules
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Wrong
 from dlx.p2p.exchange import BlobNotFound
+from tests.node.daemon.contexts import make_context
 from tests.node.round.simulation import Simulation, digest, make_rules
 
 RULES = make_rules(delay=1, alpha=0.5)
@@ -55,7 +56,7 @@ class World:
         self.mended += blobs
 
     def check(self, statement: Contribution, rules: Rules = RULES) -> None:
-        context: Any = SimpleNamespace(exchange=self, store=self.store, account="0x2", peer_of=lambda account: None)
+        context = make_context(exchange=self, blobs=self.store)
         versions: Any = SimpleNamespace(mend=self.mend, plan=lambda view, round: RULES.plan)
         trainer: Any = SimpleNamespace(start=self.start)
         past = Past(OpenSlot(context, rules, 0, 0, trainer, versions))
