@@ -295,8 +295,11 @@ class Trainer:
 
 async def _read(stream: trio.SocketStream) -> bytes:
     """What came, empty at the end of the stream."""
-    try:
-        await trio.lowlevel.wait_readable(stream.socket)
-        return os.read(stream.socket.fileno(), _ROOM)
-    except (OSError, trio.ClosedResourceError):
-        return b""
+    while True:
+        try:
+            await trio.lowlevel.wait_readable(stream.socket)
+            return os.read(stream.socket.fileno(), _ROOM)
+        except BlockingIOError:  # the kernel may wake us up for nothing
+            continue
+        except (OSError, trio.ClosedResourceError):
+            return b""
