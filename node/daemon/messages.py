@@ -55,7 +55,7 @@ def message_of(
     raise AssertionError(action)
 
 
-@lru_cache(maxsize=4096)  # a record may come by gossip and by request, and again while it cannot be judged yet
+@lru_cache(maxsize=4096)  # a message may come by gossip and by request, and again while it cannot be judged yet
 def _read(data: bytes, run: bytes, domain: Domain) -> e.Event | None:
     message = wire.decode(data)
     if isinstance(message, wire.ContributionMessage):
@@ -63,7 +63,7 @@ def _read(data: bytes, run: bytes, domain: Domain) -> e.Event | None:
         return e.ContributionSeen(signed, signed.signer(domain), "")
     if not isinstance(message, wire.GossipMessage):
         raise wire.WireError("schema", "not a gossip message")
-    if isinstance(message, wire.VerdictMessage) or message.run != run:  # verdicts are the judge's
+    if isinstance(message, wire.VerdictMessage) or message.run != run:  # verdicts are the verifier's
         return None
     match message:
         case wire.ProposalMessage():

@@ -58,7 +58,7 @@ class BlobTrouble(TrainerError):
         self.blobs = blobs
 
 
-class Wrong(TrainerError):
+class UnusableInput(TrainerError):
     """The inputs are what their names say, and yet do not decode or cannot be used."""
 
 
@@ -70,7 +70,7 @@ def error_of(trouble: m.Trouble) -> TrainerError:
         case m.Kind.BLOBS:
             return BlobTrouble(trouble.reason, trouble.blobs)
         case m.Kind.WRONG:
-            return Wrong(trouble.reason)
+            return UnusableInput(trouble.reason)
 
 
 class Trainer:
@@ -142,7 +142,7 @@ class Trainer:
     async def outer(self, weights: bytes, momentum: bytes, payloads: tuple[m.SealedPayload, ...]) -> Version:
         """V[t+1] from V[t] and the payloads, all blobs by hash.
 
-        Raises LocalTrouble, BlobTrouble or Wrong, as do the other questions.
+        Raises LocalTrouble, BlobTrouble or UnusableInput, as do the other questions.
         """
         answer = await self._ask(lambda request: m.Outer(request, weights, momentum, payloads), len(payloads))
         assert answer.version is not None
@@ -155,7 +155,7 @@ class Trainer:
         return answer.measured
 
     async def check(self, payload: bytes, plan: Plan) -> None:
-        """Raises Wrong unless the payload decodes to finite tensors."""
+        """Raises UnusableInput unless the payload decodes to finite tensors."""
         await self._ask(lambda request: m.Check(request, payload, plan), 1)
 
     async def start(self, base: bytes, payload: bytes, plan: Plan) -> bytes:

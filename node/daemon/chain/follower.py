@@ -19,8 +19,8 @@ from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.poll_interval import QUICK, next_look
-from dlx.node.daemon.observable import Watch
-from dlx.node.daemon.supervisor import Well
+from dlx.node.daemon.observable import Observable
+from dlx.node.daemon.supervisor import ReportHealthy
 from dlx.node.home import logs
 from dlx.node.home.errors import UsageFailure
 
@@ -64,7 +64,7 @@ class Follower:
         self, client: LedgerClient, run: bytes, clock: ChainClock, is_awaited: Callable[[], bool] = lambda: True
     ) -> None:
         """`is_awaited`: whether anything of this node waits for the chain now."""
-        self.seen: Watch[ChainSeen | None] = Watch(None)
+        self.seen: Observable[ChainSeen | None] = Observable(None)
         self.silence: str | None = None  # why the chain does not answer
         self._client, self._run, self._clock, self._is_awaited = client, run, clock, is_awaited
         self._heads, self._seen_at = deque[Head](maxlen=_HEADS), 0.0  # the newest, and when the last was seen
@@ -86,12 +86,12 @@ class Follower:
                 return seen
         raise AssertionError("values never end")
 
-    async def run(self, well: Well) -> None:
+    async def run(self, report_healthy: ReportHealthy) -> None:
         while True:
             with trio.CancelScope() as self._generation:
-                await self._follow(well)
+                await self._follow(report_healthy)
 
-    async def _follow(self, well: Well) -> None:
+    async def _follow(self, report_healthy: ReportHealthy) -> None:
         feed, head, failures = self._client.follow(self._run, self._confirmations, self._seals), None, 0
         whole, stale, lost = False, True, False  # lost: what was read, not by the chain
         while True:
@@ -128,7 +128,7 @@ class Follower:
             if whole and stale:  # not half of a run
                 head, stale = update.head, False
                 self.seen.set(ChainSeen(update.view.copy(), update.nodes.copy(), head, update.recent))
-            well()
+            report_healthy()
             await self._pause(asked, is_news)
 
     async def _pause(self, asked: float, is_news: bool) -> None:

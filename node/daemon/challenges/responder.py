@@ -16,8 +16,8 @@ from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, TypedError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.challenges.draws import RoundDraw
 from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.observable import Watch
-from dlx.node.daemon.supervisor import Well
+from dlx.node.daemon.observable import Observable
+from dlx.node.daemon.supervisor import ReportHealthy
 from dlx.node.home import logs
 from dlx.node.round.challenges.draw import MOST_WINDOW
 from dlx.node.round.rules.continuity import LOOKED_BACK
@@ -38,11 +38,11 @@ class Held:
     drawn: int = 0  # own contributions that are served
 
 
-class Custody:
+class ChallengeResponder:
     """Of one account in one run. `view()`: the ledger's newest."""
 
     def __init__(
-        self, context: RunContext, rounds: Watch[Mapping[int, RoundDraw]], view: Callable[[], RunView | None]
+        self, context: RunContext, rounds: Observable[Mapping[int, RoundDraw]], view: Callable[[], RunView | None]
     ) -> None:
         self.held = Held()
         self._context, self._store, self._rounds, self._view = context, context.storage.blobs, rounds, view
@@ -50,13 +50,13 @@ class Custody:
         self._prefix = f"custody/{context.run.id.hex()[:16]}/"
         self._window = min(context.run.manifest.audit.window, MOST_WINDOW)
 
-    async def run(self, well: Well) -> None:
+    async def run(self, report_healthy: ReportHealthy) -> None:
         """Raises OSError; what is done stays done."""
         async for rounds in self._rounds.values():
             view = self._view()
             if view is not None and view.created:
                 self.held = await trio.to_thread.run_sync(self._settle, view, rounds)
-                well()
+                report_healthy()
 
     def _settle(self, view: RunView, draws: Mapping[int, RoundDraw]) -> Held:
         gone = min(map(view.next_round, range(view.config.stages))) - self._window - SPARE

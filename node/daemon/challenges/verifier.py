@@ -27,7 +27,7 @@ from dlx.node.daemon.challenges.draws import Draws
 from dlx.node.daemon.challenges.evidence import Effort, Evidence
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.messages import verdicts_topic
-from dlx.node.daemon.supervisor import Well
+from dlx.node.daemon.supervisor import ReportHealthy
 from dlx.node.home import logs
 from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn
@@ -82,7 +82,7 @@ class _Delays:
         self.until.pop(key, None)
 
 
-class Judge:
+class Verifier:
     """`view()`: the ledger's newest; `agreed()`: the peers that are connected."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Judge:
         self._random = Random()
         self._incoming, self._waiting = trio.open_memory_channel[tuple[wire.VerdictMessage, str]](MAX_WAITING)
 
-    async def run(self, well: Well) -> None:
+    async def run(self, report_healthy: ReportHealthy) -> None:
         for verdict in await trio.to_thread.run_sync(self._store.since, 0):
             self._verdicts[verdict.report.statement][verdict.checker] = verdict
         async with trio.open_nursery() as nursery:
@@ -121,7 +121,7 @@ class Judge:
                     await trio.sleep(LOOK_SECONDS)
                 else:
                     await self._check(case)
-                well()
+                report_healthy()
 
     def cases(self) -> Iterator[Case]:
         """Every drawn contribution of the window, oldest first."""

@@ -14,7 +14,7 @@ from dlx.ground.blobs import Kind
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.data.public_data import PublicData
-from dlx.node.daemon.failures import told
+from dlx.node.daemon.failures import action_failures
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 from dlx.node.round.faults import ActionFailed
@@ -53,7 +53,7 @@ class Shards:
         wanted = await trio.to_thread.run_sync(self._of, lot)
         under_way = self._recent.get(round - 1, [])  # perhaps
         self._recent = {round - 1: under_way, round: wanted}
-        with told():
+        with action_failures():
             await trio.to_thread.run_sync(self._pin, [*under_way, *wanted])
             await self._fetch(wanted, f"the training data of round {round}")
 

@@ -15,14 +15,14 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.data.local_states import drop_other_stages
 from dlx.node.daemon.data.retention import Retention
 from dlx.node.daemon.data.shards import Shards
-from dlx.node.daemon.failures import told
+from dlx.node.daemon.failures import action_failures
 from dlx.node.daemon.messages import contributions_topic, event_of, message_of, seals_topic
-from dlx.node.daemon.slot.message_pool import Shelf
+from dlx.node.daemon.slot.message_pool import MessagePool
 from dlx.node.daemon.slot.open_slot import OpenSlot
 from dlx.node.daemon.slot.payloads import Payloads
 from dlx.node.daemon.slot.pipes import Pipes
 from dlx.node.daemon.slot.progress import Progress
-from dlx.node.daemon.slot.statement_validator import Past
+from dlx.node.daemon.slot.statement_validator import StatementValidator
 from dlx.node.daemon.slot.statements import keep_evidence, make_contribution
 from dlx.node.home import logs
 from dlx.node.home.keys.slashing_protection import Contradiction
@@ -45,7 +45,7 @@ Work = Coroutine[Any, Any, e.Event | None]
 
 
 class Executor:
-    """Of one slot's round machine. `shelf` keeps what we say ourselves, too; `nursery` has what no round waits for."""
+    """Of one slot's round machine. `pool` keeps what we say ourselves, too; `nursery` has what no round waits for."""
 
     def __init__(
         self,
@@ -53,17 +53,17 @@ class Executor:
         machine: RoundMachine,
         pipes: Pipes,
         shards: Shards,
-        shelf: Shelf,
+        pool: MessagePool,
         progress: Progress,
         nursery: trio.Nursery,
     ) -> None:
         self._slot, self._machine, self._pipes, self._shards = slot, machine, pipes, shards
-        self._shelf, self._progress, self._nursery = shelf, progress, nursery
+        self._pool, self._progress, self._nursery = pool, progress, nursery
         self._context, self._rules, self._stage, self._own = slot.context, slot.rules, slot.stage, machine.own
         self._run, self._store = slot.context.run, slot.context.storage.blobs
         self._fetching: dict[Contribution, trio.CancelScope] = {}  # whose payloads
         self._reported: dict[a.GossipReport, int] = {}  # of the newest round: when it was made (ms)
-        self._payloads, self._past = Payloads(slot), Past(slot)
+        self._payloads, self._validator = Payloads(slot), StatementValidator(slot)
         self._retention = Retention(self._store, self._run.manifest, self._run.id, slot.stage)
 
     @overload
@@ -185,7 +185,7 @@ class Executor:
     async def _check(self, signed: SignedContribution) -> e.Event:
         statement = signed.contribution
         try:
-            await self._past.check(self._machine.view, signed)
+            await self._validator.check(self._machine.view, signed)
         except BadStatement as error:
             return e.StatementRefused(statement.round, statement.hash(), error.reason)
         return e.StatementSound(statement.round, statement.hash())
@@ -209,7 +209,7 @@ class Executor:
             await self._slot.versions.adopt(view, version)
         except Differs as error:
             return e.VersionDiffers(version, str(error))
-        with told():
+        with action_failures():
             await trio.to_thread.run_sync(self._keep, view, version)
         sealed = view.sealed.get((self._stage, version - 1))
         if sealed is not None:
@@ -247,7 +247,7 @@ class Executor:
 
     async def mend(self, round: int, blobs: Sequence[bytes]) -> None:
         """Have again what our disk has lost of a round's inputs."""
-        with told():
+        with action_failures():
             data = await self._shards.mend(blobs)
             await self._slot.versions.mend(self._machine.view, round, [name for name in blobs if name not in data])
 
@@ -262,7 +262,7 @@ class Executor:
                 f"what this account signed for stage {self._stage} is not in {context.signer.path}: put the file back, "
                 f"or `dlx-node keys import-signed` what was exported, or remove {self._slot.directory / 'slot'}"
             )
-        with told():
+        with action_failures():
             contribution = make_contribution(
                 trained,
                 run=self._run.id,
@@ -290,7 +290,7 @@ class Executor:
 
     async def _sign_seal(self, action: a.SignSeal) -> e.Event:
         sign = self._context.signer.sign_seal
-        with told():
+        with action_failures():
             try:
                 return e.SealSigned(action.digest, await trio.to_thread.run_sync(sign, action.seal))
             except Contradiction as error:  # the same inputs gave us something else before
@@ -298,7 +298,7 @@ class Executor:
 
     async def _keep_evidence(self, first: SignedContribution, second: SignedContribution) -> e.Event:
         log.warning("two contributions to one round", account=first.contribution.account)
-        with told():
+        with action_failures():
             await trio.to_thread.run_sync(keep_evidence, self._slot.directory / "evidence", first, second)
         return e.EvidenceKept(second)
 
@@ -322,11 +322,11 @@ class Executor:
 
     def _keep_said(self, data: bytes) -> None:
         """Our own message, for those who ask for it."""
-        event = None if self._shelf.has(data) else event_of(data, "", self._run.id, self._rules.domain)
+        event = None if self._pool.has(data) else event_of(data, "", self._run.id, self._rules.domain)
         if event is not None:
-            self._shelf.put(event, data, self._machine.view)
+            self._pool.put(event, data, self._machine.view)
 
 
 async def _mined(send: Callable[[], Receipt]) -> e.Event:
-    with told():
+    with action_failures():
         return e.Mined((await trio.to_thread.run_sync(send, abandon_on_cancel=True)).block)

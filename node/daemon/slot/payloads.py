@@ -14,13 +14,13 @@ from dlx.ground.merkle import file_root
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, SignedContribution, TypedError
 from dlx.ledger.view.run_view import RunView
-from dlx.node.daemon.failures import fetch, told
+from dlx.node.daemon.failures import action_failures, fetch
 from dlx.node.daemon.slot.open_slot import OpenSlot
 from dlx.node.home import logs
 from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement
 from dlx.node.round.rules.plans import manifest_plan
 from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts, unit_multipliers
-from dlx.node.trainer.client import BlobTrouble, Wrong
+from dlx.node.trainer.client import BlobTrouble, UnusableInput
 from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTooLarge, Tree
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.trace import size as trace_size
@@ -49,7 +49,7 @@ class Payloads:
         peers = [peer] if peer else None
         tree = Tree(statement.payload_size, statement.payload_root)
         sharers = [one for account in view.members_in(self.slot.stage) if (one := peer_of(account)) != peer and one]
-        with told():
+        with action_failures():
             await trio.to_thread.run_sync(store.put, statement.encode(), Kind.PAYLOAD)
             try:
                 try:
@@ -60,7 +60,7 @@ class Payloads:
                 decode = partial(self.slot.trainer.check, payload, manifest_plan(plan))
                 await self._mending(decode, view, statement.round)
                 return await trio.to_thread.run_sync(lambda: PayloadFacts(path.stat().st_size, file_root(path)))
-            except (BlobTooLarge, BlobContradiction, Wrong) as error:
+            except (BlobTooLarge, BlobContradiction, UnusableInput) as error:
                 log.warning("payload refused", payload=payload.hex()[:12], account=statement.account, error=str(error))
                 if isinstance(error, BlobContradiction):
                     raise BadStatement("payload_root", str(error)) from None
@@ -79,7 +79,7 @@ class Payloads:
             raise ActionFailed(f"the seal of round {round - 1} was taken back")
         weights, momentum = view.weights(self.slot.stage, round), view.momentum(self.slot.stage, round)
         started = time.monotonic()
-        with told():
+        with action_failures():
             ask = partial(self.slot.versions.step, weights, momentum, payloads)
             made = await self._mending(ask, view, round)
         self.made.setdefault(round, set()).update((made.weights, made.momentum))
@@ -95,7 +95,7 @@ class Payloads:
         with trio.move_on_after(STATEMENT_SECONDS):
             for account, record in zip(sealed.accounts, sealed.records, strict=True):
                 try:
-                    with told():
+                    with action_failures():
                         maker = self.slot.context.network.peer_of(account)
                         path = await self._have(record.statement, CONTRIBUTION_SIZE, maker)
                         said = Contribution.decode(await trio.to_thread.run_sync(path.read_bytes))
@@ -112,7 +112,7 @@ class Payloads:
     async def measure(self, view: RunView, round: int, listed: Sequence[SignedContribution]) -> Measured:
         """What the aggregation policy needs to know."""
         payloads = self.slot.versions.inputs(view, round, listed, unit_multipliers(len(listed)))
-        with told():
+        with action_failures():
             return await self._mending(partial(self.slot.trainer.measure, payloads), view, round)
 
     async def _mending(self, ask: Callable[[], Awaitable[T]], view: RunView, round: int) -> T:

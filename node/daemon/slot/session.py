@@ -21,8 +21,8 @@ from dlx.node.daemon.data.shards import Shards
 from dlx.node.daemon.data.versions import Versions
 from dlx.node.daemon.messages import event_of, seals_topic
 from dlx.node.daemon.slot.executor import Executor, Work
-from dlx.node.daemon.slot.message_pool import Shelf
-from dlx.node.daemon.slot.message_sync import Asking
+from dlx.node.daemon.slot.message_pool import MessagePool
+from dlx.node.daemon.slot.missed_messages import MissedMessages
 from dlx.node.daemon.slot.open_slot import OpenSlot, stage_directory
 from dlx.node.daemon.slot.pipes import Pipes
 from dlx.node.daemon.slot.progress import Progress
@@ -76,7 +76,7 @@ class Session:
         self._first_view, self._first_block = view, block
         self.machine: RoundMachine | None = None
         self._over, self._now = trio.Event(), 0.0
-        self.shelf = Shelf(self.stage)
+        self.pool = MessagePool(self.stage)
         self.lost = False
         self.placement: Placement | None = None  # where and how the slot is trained; None before it is open
 
@@ -108,9 +108,9 @@ class Session:
             self._nursery.start_soon(self._tick)
             self._nursery.start_soon(self._shards.run)
             longest = self.rules.proposal_timeout  # what is lost costs one proposer's turn
-            network = self._network
-            asking = Asking(network.gossip, network.messages, self.shelf, lambda: self._view, self._hear, longest)
-            self._nursery.start_soon(asking.run)
+            gossip, messages = self._network.gossip, self._network.messages
+            missed = MissedMessages(gossip, messages, self.pool, lambda: self._view, self._hear, longest)
+            self._nursery.start_soon(missed.run)
             await self._over.wait()
             self._nursery.cancel_scope.cancel()
 
@@ -146,7 +146,7 @@ class Session:
             last_trained=opened.trained.round if opened.trained else -1, own=own, takes_samples=self._shards.are_read,
         )  # fmt: skip
         slot = OpenSlot(context, self.rules, self.replica, self.stage, self.trainer, versions)
-        self._executor = Executor(slot, machine, self.pipes, self._shards, self.shelf, self.progress, self._nursery)
+        self._executor = Executor(slot, machine, self.pipes, self._shards, self.pool, self.progress, self._nursery)
         self.machine = machine
         self._take_up(opened)
         log.info(
@@ -197,10 +197,10 @@ class Session:
             return
         before = self.machine.unsealed
         self.emit(e.LedgerSeen(view, block))
-        self.shelf.forget(view)
+        self.pool.forget(view)
         self._executor.see(view)
         if self.machine.unsealed != before:  # what came of the round too early for our view of the ledger
-            for event in self.shelf.events(self.stage, self.machine.unsealed):
+            for event in self.pool.events(self.stage, self.machine.unsealed):
                 self.emit(event)
         self.pipes.check()
         self._metrics.vote.set(self.context.account in view.voters(self.stage))
@@ -235,7 +235,7 @@ class Session:
             self._network.reject(reason, peer)
             return False
         if self.emit(event):  # else it is asked for again: our view of the ledger may be older than others'
-            self.shelf.put(event, data, self.machine.view)
+            self.pool.put(event, data, self.machine.view)
         return True
 
     def _on_trainer(self, message: m.FromTrainer) -> None:

@@ -9,7 +9,7 @@ from dlx.ground.blobs import BlobError, Kind, read_blob
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, SignedContribution, TypedError
 from dlx.ledger.view.run_view import RunView
-from dlx.node.daemon.failures import fetch, told
+from dlx.node.daemon.failures import action_failures, fetch
 from dlx.node.daemon.slot.open_slot import OpenSlot
 from dlx.node.home import logs
 from dlx.node.round.faults import ActionFailed, BadStatement
@@ -27,7 +27,7 @@ from dlx.node.round.rules.continuity import (
 )
 from dlx.node.round.rules.plans import manifest_plan
 from dlx.node.round.rules.round_rules import base_version
-from dlx.node.trainer.client import BlobTrouble, Wrong
+from dlx.node.trainer.client import BlobTrouble, UnusableInput
 from dlx.p2p.exchange import BlobNotFound, BlobTimeout
 from dlx.training.inner.states import unused
 
@@ -36,7 +36,7 @@ log = logs.get(__name__)
 
 
 @dataclass(frozen=True)
-class Past:
+class StatementValidator:
     """Of the members of one slot's stage."""
 
     slot: OpenSlot
@@ -47,7 +47,7 @@ class Past:
         statement = signed.contribution
         if view.next_round(self.slot.stage) < base_version(self.slot.rules, statement.round):
             raise ActionFailed(f"the seals that round {statement.round} starts from were taken back")
-        with told():
+        with action_failures():
             fault = await self._fault(view, statement)
         if fault is not None:
             log.warning("statement refused", account=statement.account, round=statement.round, reason=fault.detail)
@@ -67,7 +67,7 @@ class Past:
         if own != NO_HASH and is_start_public(self.slot.rules, statement):
             try:
                 start = await self._start(view, base_version(self.slot.rules, statement.round), own)
-            except Wrong as error:
+            except UnusableInput as error:
                 return Fault(START, f"the payload in its start is none: {error}")
         zeros = await trio.to_thread.run_sync(lambda: self._unused)
         left_out = left_out_by(view)
@@ -90,7 +90,7 @@ class Past:
             raise ActionFailed(str(error)) from error
 
     async def _start(self, view: RunView, base: int, own: bytes) -> bytes:
-        """The hash of V[base] less alpha times the payload, which is of round `base`. Raises Wrong."""
+        """The hash of V[base] less alpha times the payload, which is of round `base`. Raises UnusableInput."""
         plan = manifest_plan(self.slot.versions.plan(view, base))
         ask = partial(self.slot.trainer.start, view.weights(self.slot.stage, base), own, plan)
         try:

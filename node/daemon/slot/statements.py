@@ -63,7 +63,7 @@ def make_contribution(
 
 
 def keep_evidence(directory: Path, first: SignedContribution, second: SignedContribution) -> None:
-    """Two different contributions by one account to one round, as a file of both records. Raises OSError."""
+    """Two different contributions by one account to one round, as a file of both, signed. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     name = f"{first.contribution.round}-{first.contribution.account}-{second.contribution.hash().hex()[:16]}"
     write_bytes(directory / name, first.encode() + second.encode())

@@ -166,8 +166,8 @@ class Late(Hostile):
     def act(self, member: Member, action: a.Action) -> None:
         if self.plays and isinstance(action, a.GossipContribution) and member is self.first:
             other = self.members[str(self.view.member_at(1, 0))].machine
-            book = other._known.books.get(action.signed.contribution.round)
-            if book is None or book.enough_since is None or self.now < book.enough_since + GRACE - 2:
+            state = other._known.states.get(action.signed.contribution.round)
+            if state is None or state.enough_since is None or self.now < state.enough_since + GRACE - 2:
                 return
         super().act(member, action)
 

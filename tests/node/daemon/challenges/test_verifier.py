@@ -1,4 +1,4 @@
-"""What a judge makes of what a check comes to, of verdicts that it hears, and of those that convict."""
+"""What a verifier makes of what a check comes to, of verdicts that it hears, and of those that convict."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from dlx.node.audit.inner_inputs import Absent, Lie, Unknown
 from dlx.node.audit.verdict_store import VerdictStore
 from dlx.node.daemon.challenges.draws import RoundDraw
 from dlx.node.daemon.challenges.evidence import CHECK_SECONDS, SLOWER, Effort, check_seconds
-from dlx.node.daemon.challenges.verifier import Judge
+from dlx.node.daemon.challenges.verifier import Verifier
 from dlx.node.home.keys.slashing_protection import SlashingProtection
 from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn, drawn_of, seals_of
@@ -47,7 +47,7 @@ def run() -> tuple[RunView, tuple[Sealed, ...], dict[str, bytes]]:
 
 
 class Bench:
-    """A judge whose checks come to whatever `comes` gives or raises, at the chain's time `now`; it is the first who
+    """A verifier whose checks come to whatever `comes` gives or raises, at the chain's time `now`; it is the first who
     checks the first drawn contribution, made known at time 100."""
 
     def __init__(self, folder: Path, run: Any) -> None:
@@ -69,11 +69,11 @@ class Bench:
             reject=lambda reason, source: self.rejected.append(reason),
         )  # fmt: skip
         nobody: Any = None
-        self.judge = Judge(
+        self.verifier = Verifier(
             context, draws, self.store, nobody, Effort(1.0), lambda: self.view,
             lambda: self.peers,
         )  # fmt: skip
-        self.judge._evidence = SimpleNamespace(outcome=self._outcome)  # type: ignore[assignment]
+        self.verifier._evidence = SimpleNamespace(outcome=self._outcome)  # type: ignore[assignment]
 
     def checkers(self, drawn: Drawn) -> list[str]:
         able = [account for account in self.view.members() if turns.may_check(self.view, drawn, account)]
@@ -88,12 +88,12 @@ class Bench:
         self.said.append(wire.decode(data))
 
     def look(self) -> list[Finding]:
-        """One look at what is to be checked; the findings that the judge knows then."""
+        """One look at what is to be checked; the findings that the verifier knows then."""
 
         async def main() -> None:
-            case = self.judge._next()
+            case = self.verifier._next()
             if case is not None:
-                await self.judge._check(case)
+                await self.verifier._check(case)
 
         trio.run(main)
         return self.known()
@@ -101,12 +101,12 @@ class Bench:
     def hear(self, *verdicts: ReportedVerdict) -> None:
         async def main() -> None:
             for one in verdicts:
-                await self.judge._hear(wire.VerdictMessage(one.data, one.signature), "a peer")
+                await self.verifier._hear(wire.VerdictMessage(one.data, one.signature), "a peer")
 
         trio.run(main)
 
     def known(self) -> list[Finding]:
-        return [one.finding for case in self.judge.cases() for one in case.verdicts.values()]
+        return [one.finding for case in self.verifier.cases() for one in case.verdicts.values()]
 
     def verdict(self, checker: str, finding: Finding, drawn: Drawn | None = None) -> ReportedVerdict:
         about = drawn or self.drawn[0]
@@ -163,7 +163,7 @@ def test_what_is_not_served_is_withheld_when_its_maker_works_and_had_its_time(be
     assert bench.look() == [], "it has four round timeouts"
     maker = bench.drawn[0].account
     last = bench.view.sealed[bench.drawn[0].stage, 5]
-    rounds = bench.judge._draws.rounds.value
+    rounds = bench.verifier._draws.rounds.value
     assert maker in last.accounts
     since = last.at.time - TIMEOUT
     rounds[2] = RoundDraw(since, rounds[2].drawn, 1, rounds[2].block_hash, ())  # type: ignore[index]
@@ -184,7 +184,7 @@ def test_a_replay_may_take_several_times_as_long_as_its_segment_took_to_train_an
 
 def test_who_is_down_is_not_accused(bench: Bench) -> None:
     bench.comes, bench.peers = Absent([bytes(32)]), tuple(bench.keys)
-    rounds = bench.judge._draws.rounds.value
+    rounds = bench.verifier._draws.rounds.value
     since = bench.view.sealed[bench.drawn[0].stage, 5].at.time + 1000.0
     rounds[2] = RoundDraw(since, rounds[2].drawn, 1, rounds[2].block_hash, ())  # type: ignore[index]
     bench.now = since + 10 * TIMEOUT
@@ -220,11 +220,11 @@ def test_a_quorum_of_the_stages_verdicts_is_sent_to_the_ledger(bench: Bench) -> 
     jury = bench.view.jury(bench.drawn[0].stage, bench.drawn[0].account)
     needed = bench.view.convictions_needed(bench.drawn[0].stage, bench.drawn[0].account)
     bench.hear(*(bench.verdict(one, Finding.FALSE) for one in jury[: needed - 1]))
-    (case,) = bench.judge.cases()
+    (case,) = bench.verifier.cases()
     assert turns.conviction(bench.view, case) == []
     bench.hear(bench.verdict(jury[needed - 1], Finding.WITHHELD))
-    (case,) = bench.judge.cases()
+    (case,) = bench.verifier.cases()
     against = turns.conviction(bench.view, case)
     assert {one.checker for one in against} == set(jury[:needed])
-    trio.run(bench.judge._send, case, against)
+    trio.run(bench.verifier._send, case, against)
     assert bench.sent == [[one.signed for one in against]]

@@ -15,7 +15,7 @@ from dlx.node.daemon.slot.open_slot import OpenSlot
 from dlx.node.daemon.slot.payloads import Payloads
 from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement, LocalFault
 from dlx.node.round.rules.round_rules import PayloadFacts
-from dlx.node.trainer.client import BlobTrouble, LocalTrouble, TrainerSilent, Wrong
+from dlx.node.trainer.client import BlobTrouble, LocalTrouble, TrainerSilent, UnusableInput
 from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTooLarge
 from tests.node.daemon.contexts import make_context
 from tests.node.daemon.data.test_versions import STAGE, FakeView, name
@@ -79,7 +79,7 @@ def test_a_payload_that_decodes_is_taken_for_what_it_is_and_its_statement_kept(t
 
 def test_bytes_that_are_what_their_name_says_and_do_not_decode_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadPayload) as error:
-        World(tmp_path, answers=[Wrong("a nibble is -8")]).have(GOOD)
+        World(tmp_path, answers=[UnusableInput("a nibble is -8")]).have(GOOD)
     assert error.value.reason == "bad_payload"
     with pytest.raises(BadPayload) as error:
         World(tmp_path, there=(LONG,)).have(LONG)
