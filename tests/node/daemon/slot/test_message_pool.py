@@ -69,9 +69,7 @@ def test_only_members_words_about_rounds_that_are_open_or_will_be_soon_are_kept(
         pool, sim, attestation(stranger, digest("seal")), attestation(other, digest("seal")),
         contribution(sim, ours, 7), attestation(ours, digest("seal"), 7),
     )  # fmt: skip
-    assert not [
-        message for round in range(9) for stage in range(2) for message in asked(pool, stage=stage, round=round)
-    ]
+    assert not any(asked(pool, stage=stage, round=round) for round in range(9) for stage in range(2))
 
 
 def test_nobody_fills_it(sim: Simulation) -> None:
