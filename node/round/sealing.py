@@ -4,6 +4,8 @@ What nobody can recompute exactly (multipliers of a policy) is the proposer's to
 within a unit of its own, and checks the rest of the seal against that choice, bit for bit.
 """
 
+from dataclasses import dataclass
+
 from dlx.ledger.typed import Plan, SignedContribution, ascending, entries
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
@@ -28,6 +30,18 @@ from dlx.training.outer import policy
 
 REGOSSIP_SECONDS = 2.0  # own statements are repeated until the round is sealed: gossip drops in silence
 EMPTY_PATIENCE = 3  # round timeouts that a member in a complete replica waits before it agrees to a first empty seal
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """The open round as this member has it now; `out` takes the actions that are due."""
+
+    state: RoundState
+    usable: dict[int, bytes]  # replica -> the contribution for it that we would list
+    opened_at: float
+    grace: Grace
+    now: float
+    out: list[a.Action]
 
 
 class Sealing:
@@ -62,22 +76,22 @@ class Sealing:
         state.held_since = {replica: state.held_since.get(replica, now) for replica in usable}
         if state.enough_since is None and self._are_enough(state, usable):
             state.enough_since = now
-        grace = self._grace(state, usable, opened_at, now)
-        self._report(state, usable, opened_at, grace, now, out)
+        moment = _Moment(state, usable, opened_at, self._grace(state, usable, opened_at, now), now, out)
+        self._report(moment)
         if version != round:
             return
         opens_at = view.opens_at(self._stage, len(usable))
-        if state.ready_since is None and now >= opens_at and self._is_collected(state, usable, grace, now):
+        if state.ready_since is None and now >= opens_at and self._is_collected(moment):
             state.ready_since = now
-        self._propose(state, usable, now, out)
-        self._foresee(state, usable, grace, now, out)
+        self._propose(moment)
+        self._foresee(moment)
         for digest, proposal in list(state.proposals.items()):
             known = [state.contributions[name].contribution for name in proposal.listed if name in state.contributions]
             if any(not may_count(view, statement) for statement in known):
                 del state.proposals[digest]  # the ledger refuses it; after a reorg, say
                 continue
-            self._attest(state, digest, proposal, usable, grace, now, out)
-            self._send(state, digest, proposal, now, out)
+            self._attest(moment, digest, proposal)
+            self._send(moment, digest, proposal)
 
     def see_own_signature(self, event: e.SealSigned) -> None:
         state = self._known.states.get(self._known.unsealed)
@@ -155,24 +169,17 @@ class Sealing:
         times = opened_at, state.enough_since, rules.straggler_grace, payload, rules.round_timeout
         return Grace.of(*times, waits, state.gathered_since)
 
-    def _is_collected(self, state: RoundState, usable: dict[int, bytes], grace: Grace, now: float) -> bool:
+    def _is_collected(self, moment: _Moment) -> bool:
         """Whether there is nobody left to wait for before a first proposal."""
+        state, usable, grace, now = moment.state, moment.usable, moment.grace, moment.now
         if now < grace.ends:
             return grace.awaited <= usable.keys()
         return now >= grace.extended or grace.awaited & self._known.expected(state, grace.ends) <= usable.keys()
 
-    def _report(
-        self,
-        state: RoundState,
-        usable: dict[int, bytes],
-        opened_at: float,
-        grace: Grace,
-        now: float,
-        out: list[a.Action],
-    ) -> None:
+    def _report(self, moment: _Moment) -> None:
         """What we hold and what others have, from shortly before the grace ends, so that all know then what all hold.
         In an overdue round it also says: I am alive."""
-        rules = self._rules
+        rules, state, usable, grace, now = self._rules, moment.state, moment.usable, moment.grace, moment.now
         patience = rules.proposal_timeout
         starts = grace.ends - patience
         if state.ready_since is not None:  # everything is here, and the first proposer has said nothing
@@ -182,9 +189,9 @@ class Sealing:
         if now < starts:
             return
         holding, missing = self._known.holding(state), self._known.missing(state)
-        overdue = now > opened_at + rules.round_timeout
+        overdue = now > moment.opened_at + rules.round_timeout
         if (holding or missing or overdue) and self._pending.due("report", now, patience / 2):
-            out.append(a.GossipReport(state.round, holding, missing))
+            moment.out.append(a.GossipReport(state.round, holding, missing))
 
     def _turns(self, round: int, ready_since: float, now: float) -> list[int]:
         """The attempts that are ours: that of the moment, and the one before if we were ready in its turn, since what
@@ -194,7 +201,8 @@ class Sealing:
         turns = dict.fromkeys(attempt_at(rules, view, stage, at) for at in times)
         return [one for one in turns if proposers(rules, view, stage, round, one)[:1] == (self._account,)]
 
-    def _propose(self, state: RoundState, usable: dict[int, bytes], now: float, out: list[a.Action]) -> None:
+    def _propose(self, moment: _Moment) -> None:
+        state, now = moment.state, moment.now
         rules, view, ready_since = self._rules, self._known.view, state.ready_since
         if ready_since is None:
             return
@@ -202,7 +210,7 @@ class Sealing:
         if not turns or any(p.signer == self._account and p.attempt in turns for p in state.proposals.values()):
             return
         again = now >= ready_since + rules.proposal_timeout
-        listed = tuple(usable.values())
+        listed = tuple(moment.usable.values())
         if again:  # not everybody could have that: only what a quorum holds
             reports = self._known.reports(state)
             listed = tuple(name for name in listed if is_named(view, self._stage, reports, name, now))
@@ -210,10 +218,10 @@ class Sealing:
             return
         if not listed and not self._may_be_empty(state.round, now):
             return
-        multipliers = self._multipliers(state, listed, now, out)
+        multipliers = self._multipliers(moment, listed)
         if multipliers is None:
             return
-        result = self._outer(state, listed, multipliers, now, out)
+        result = self._outer(moment, listed, multipliers)
         if result is None:
             return
         records = state.listing(listed)
@@ -224,24 +232,23 @@ class Sealing:
         if known is None or now >= known.since + rules.proposal_timeout:  # the same seal again: now we send it first
             state.proposals[digest] = Proposal(seal, turns[0], self._account, now)
 
-    def _foresee(
-        self, state: RoundState, usable: dict[int, bytes], grace: Grace, now: float, out: list[a.Action]
-    ) -> None:
+    def _foresee(self, moment: _Moment) -> None:
         """While nobody who is waited for may be left out and nothing is anybody's choice, all would propose the same
         seal: who is not in turn computes it as soon as it could propose it, and signs without waiting for the
         proposal."""
+        state, grace, now = moment.state, moment.grace, moment.now
         rules, view, round, ready_since = self._rules, self._known.view, state.round, state.ready_since
         if state.foreseen or ready_since is None or now >= min(grace.ends, ready_since + rules.proposal_timeout):
             return
-        listed = tuple(usable.values())
-        if rules.policy != "mean" or not usable.keys() >= grace.awaited:
+        listed = tuple(moment.usable.values())
+        if rules.policy != "mean" or not moment.usable.keys() >= grace.awaited:
             return
         attempt = attempt_at(rules, view, self._stage, now)
         signer = proposers(rules, view, self._stage, round, attempt)[0]
         if not listed or signer == self._account or now < view.opens_at(self._stage, len(listed)):
             return
         multipliers = unit_multipliers(len(listed))
-        result = self._outer(state, listed, multipliers, now, out)
+        result = self._outer(moment, listed, multipliers)
         if result is None:
             return
         records = state.listing(listed)
@@ -250,16 +257,8 @@ class Sealing:
         state.proposals.setdefault(seal.digest(rules.domain), Proposal(seal, attempt, signer, now))
         state.foreseen = True
 
-    def _attest(
-        self,
-        state: RoundState,
-        digest: bytes,
-        proposal: Proposal,
-        usable: dict[int, bytes],
-        grace: Grace,
-        now: float,
-        out: list[a.Action],
-    ) -> None:
+    def _attest(self, moment: _Moment, digest: bytes, proposal: Proposal) -> None:
+        state, now, out = moment.state, moment.now, moment.out
         signature = state.signatures.get(digest, {}).get(self._account)
         if signature is not None:
             if self._pending.due(("attest", digest), now, REGOSSIP_SECONDS):
@@ -277,19 +276,20 @@ class Sealing:
         if now < opens_at:
             return
         if len({signed.contribution.account for signed in records}) < len(records):
-            self._refuse(state, digest, proposal, "two contributions of one account", out)
+            self._refuse(moment, digest, proposal, "two contributions of one account")
             return
-        if self._leaves_out(state, proposal, usable, grace, now):
+        if self._leaves_out(moment, proposal):
             return
         if not listed and not self._may_be_empty(state.round, now):
             return
-        fault = self._fault(state, proposal, records, now, out)
+        fault = self._fault(moment, proposal, records)
         if fault:
-            self._refuse(state, digest, proposal, fault, out)
+            self._refuse(moment, digest, proposal, fault)
         elif fault is not None:
             self._ask(a.SignSeal(proposal.seal, digest), now, out)
 
-    def _send(self, state: RoundState, digest: bytes, proposal: Proposal, now: float, out: list[a.Action]) -> None:
+    def _send(self, moment: _Moment, digest: bytes, proposal: Proposal) -> None:
+        state, now = moment.state, moment.now
         view, signatures = self._known.view, state.signatures.get(digest, {})
         if self._account not in signatures or view.votes(self._stage, signatures) < view.needed(
             self._stage, signatures, int(now)
@@ -303,7 +303,8 @@ class Sealing:
         order = proposers(self._rules, view, self._stage, state.round, proposal.attempt)
         patience = order.index(self._account) * self._rules.proposal_timeout  # the proposer first, then the next
         if now >= since + patience:
-            self._ask(a.SendSeal(proposal.seal, self._entries(state.listing(proposal.listed), signatures)), now, out)
+            signed = self._entries(state.listing(proposal.listed), signatures)
+            self._ask(a.SendSeal(proposal.seal, signed), now, moment.out)
 
     def _entries(self, listed: tuple[SignedContribution, ...], signatures: dict[str, bytes]) -> bytes:
         """All that the ledger looks at: signatures of the seal by voters and by makers of what it lists, and those of
@@ -333,71 +334,53 @@ class Sealing:
             return a.GossipAttestation(round, digest, signature)
         return a.GossipProposal(proposal.seal, proposal.attempt, signature)
 
-    def _refuse(self, state: RoundState, digest: bytes, proposal: Proposal, fault: str, out: list[a.Action]) -> None:
-        del state.proposals[digest]
-        out.append(a.Reject("wrong_seal", f"{proposal.signer} ({fault})"))
+    def _refuse(self, moment: _Moment, digest: bytes, proposal: Proposal, fault: str) -> None:
+        del moment.state.proposals[digest]
+        moment.out.append(a.Reject("wrong_seal", f"{proposal.signer} ({fault})"))
 
-    def _fault(
-        self,
-        state: RoundState,
-        proposal: Proposal,
-        listed: tuple[SignedContribution, ...],
-        now: float,
-        out: list[a.Action],
-    ) -> str | None:
+    def _fault(self, moment: _Moment, proposal: Proposal, listed: tuple[SignedContribution, ...]) -> str | None:
         """What is wrong with a proposal ("": nothing); None while what that takes is being computed."""
         seal, view, rules = proposal.seal, self._known.view, self._rules
         multipliers = tuple(record.multiplier for record in seal.records)
-        fault = self._multiplier_fault(state, proposal.listed, multipliers, now, out)
+        fault = self._multiplier_fault(moment, proposal.listed, multipliers)
         if fault is None or fault:
             return fault
-        result = self._outer(state, proposal.listed, multipliers, now, out)
+        result = self._outer(moment, proposal.listed, multipliers)
         if result is None:
             return None
-        plan = seal.outcome.plan
-        if fault := plan_fault(rules, view, self._stage, state.round, plan, _parts_kept(listed)):
+        plan, round = seal.outcome.plan, moment.state.round
+        if fault := plan_fault(rules, view, self._stage, round, plan, _parts_kept(listed)):
             return fault
-        built = build_seal(rules, view, self._stage, state.round, listed, multipliers, plan, result)
+        built = build_seal(rules, view, self._stage, round, listed, multipliers, plan, result)
         return "" if seal == built else "its fields"
 
-    def _multipliers(
-        self, state: RoundState, listed: tuple[bytes, ...], now: float, out: list[a.Action]
-    ) -> tuple[int, ...] | None:
+    def _multipliers(self, moment: _Moment, listed: tuple[bytes, ...]) -> tuple[int, ...] | None:
         """Our own choice; None while it is being measured."""
         if self._rules.policy == "mean" or not listed:
             return unit_multipliers(len(listed))
-        measured = self._measured(state, listed, now, out)
+        measured = self._measured(moment, listed)
         return None if measured is None else policy.multipliers(measured)
 
-    def _multiplier_fault(
-        self, state: RoundState, listed: tuple[bytes, ...], sealed: tuple[int, ...], now: float, out: list[a.Action]
-    ) -> str | None:
+    def _multiplier_fault(self, moment: _Moment, listed: tuple[bytes, ...], sealed: tuple[int, ...]) -> str | None:
         """What is wrong with a proposal's multipliers ("": nothing); None while ours are being measured."""
         if self._rules.policy == "mean" or not listed:
             return "" if sealed == unit_multipliers(len(listed)) else f"the multipliers {sealed}"
-        measured = self._measured(state, listed, now, out)
+        measured = self._measured(moment, listed)
         return None if measured is None else policy.disagreement(measured, sealed) or ""
 
-    def _measured(
-        self, state: RoundState, listed: tuple[bytes, ...], now: float, out: list[a.Action]
-    ) -> policy.Measured | None:
+    def _measured(self, moment: _Moment, listed: tuple[bytes, ...]) -> policy.Measured | None:
+        state = moment.state
         if listed not in state.measured:
-            self._ask(a.MeasurePolicy(state.round, state.listing(listed)), now, out)
+            self._ask(a.MeasurePolicy(state.round, state.listing(listed)), moment.now, moment.out)
         return state.measured.get(listed)
 
-    def _outer(
-        self,
-        state: RoundState,
-        listed: tuple[bytes, ...],
-        multipliers: tuple[int, ...],
-        now: float,
-        out: list[a.Action],
-    ) -> OuterResult | None:
+    def _outer(self, moment: _Moment, listed: tuple[bytes, ...], multipliers: tuple[int, ...]) -> OuterResult | None:
+        state = moment.state
         if not listed:
             return NOTHING
         key = (listed, multipliers)
         if key not in state.outer:
-            self._ask(a.ComputeOuter(state.round, state.listing(listed), multipliers), now, out)
+            self._ask(a.ComputeOuter(state.round, state.listing(listed), multipliers), moment.now, moment.out)
         return state.outer.get(key)
 
     def _plan(self, round: int, listed: tuple[SignedContribution, ...], again: bool) -> Plan:
@@ -407,11 +390,10 @@ class Sealing:
             return kept_plan(self._rules, self._known.view, self._stage, round)
         return next_plan(self._rules, self._known.view, self._stage, round, _parts_kept(listed))
 
-    def _leaves_out(
-        self, state: RoundState, proposal: Proposal, usable: dict[int, bytes], grace: Grace, now: float
-    ) -> bool:
+    def _leaves_out(self, moment: _Moment, proposal: Proposal) -> bool:
         """Whether a proposal lacks what it has to list now: before the grace ends whoever is waited for, until shortly
         after it was extended whoever of them was heard of, then what nothing excuses."""
+        state, grace, now = moment.state, moment.grace, moment.now
         view, patience = self._known.view, self._rules.proposal_timeout
         listed = {record.replica for record in proposal.seal.records}
         lacking = grace.awaited - listed
@@ -424,7 +406,7 @@ class Sealing:
             Deadlines(now, grace.over(replica), proposal.since, patience).excuse(
                 state.held_since[replica], is_named(view, self._stage, reports, name, now)
             )
-            for replica, name in usable.items()
+            for replica, name in moment.usable.items()
             if replica not in listed
         )
 

@@ -61,9 +61,9 @@ def _censor() -> None:
         found, slot = honest_usable(self, state), self.view.slot_of(self._account)
         return {slot[0]: found[slot[0]]} if slot is not None and slot[0] in found else {}
 
-    def attest(self: Any, state: RoundState, digest: bytes, proposal: Any, *known: Any) -> None:
+    def attest(self: Any, moment: Any, digest: bytes, proposal: Any) -> None:
         if proposal.signer == self._account:
-            honest_attest(self, state, digest, proposal, *known)
+            honest_attest(self, moment, digest, proposal)
 
     Knowledge.usable, Sealing._attest = usable, attest  # type: ignore[method-assign]
 
