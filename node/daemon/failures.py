@@ -10,7 +10,7 @@ from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.errors import in_words
 from dlx.ledger.errors import LedgerError
 from dlx.node.home.keys.slashing_protection import Contradiction
-from dlx.node.round.faults import ActionFailed, LocalFault
+from dlx.node.round.actions import ActionFailed, LocalFault
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, UnusableInput
 from dlx.p2p.exchange import BlobError, BlobExchange, BlobTooLarge, Tree
 

@@ -28,8 +28,7 @@ from dlx.node.daemon.challenges.evidence import Effort
 from dlx.node.daemon.challenges.responder import ChallengeResponder
 from dlx.node.daemon.challenges.verifier import Verifier
 from dlx.node.daemon.context import Chain, Network, Observers, Operator, Run, RunContext, Storage
-from dlx.node.daemon.data.data_mirror import DataMirror
-from dlx.node.daemon.data.public_data import PublicData, private_folder
+from dlx.node.daemon.data.public_data import DataMirror, PublicData, private_folder
 from dlx.node.daemon.inbound import Inbound
 from dlx.node.daemon.membership.eligibility import notices
 from dlx.node.daemon.membership.registration import Membership

@@ -1,7 +1,8 @@
 """What the round machine asks for, as plain data; each also says what it is about, and how it is tried again.
 
 A `Prompt` action is carried out at once, in the order of asking, and cannot fail. A `Task` takes its time and comes to
-an event; where it cannot be done now it is asked for again after a while. `daemon.slot.executor` does them.
+an event; where it cannot be done now it is asked for again after a while. `daemon.slot.executor` does them, and raises
+what can go wrong with one.
 """
 
 from __future__ import annotations
@@ -286,3 +287,35 @@ Action = Prompt | Task
 def names(listed: Sequence[SignedContribution]) -> tuple[bytes, ...]:
     """The names of contributions."""
     return tuple(signed.contribution.hash() for signed in listed)
+
+
+# ---- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+class ActionFailed(Exception):
+    """What was asked could not be done now; the message says why in one line. It is asked for again after a while."""
+
+
+class LocalFault(ActionFailed):
+    """This machine is at fault (its disk, its memory, its training process): it says nothing about what was asked."""
+
+
+class BadPayload(Exception):
+    """The bytes are what their name says and can never count: `reason` is a short metric label."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(detail or reason)
+        self.reason = reason
+
+
+class BadStatement(Exception):
+    """A statement that does not follow from what its account stated before, or contradicts itself: `reason` is a short
+    metric label."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Differs(Exception):
+    """Recomputed from inputs that are what their names say, a version is not what its seal says."""

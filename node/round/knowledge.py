@@ -6,11 +6,10 @@ from dlx.ledger.typed import Contribution, SignedContribution
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.arrivals import Arrivals
 from dlx.node.round.liveness import Liveness
 from dlx.node.round.pending import Pending
 from dlx.node.round.round_state import Proposal, RoundState
-from dlx.node.round.rules.inclusion import Reports, merged, trusted_names
+from dlx.node.round.rules.inclusion import Arrivals, Reports, merged, trusted_names
 from dlx.node.round.rules.plans import has_round, plan_of
 from dlx.node.round.rules.round_rules import PayloadFacts, Rules, attempt_at, may_count, proposers, refusal
 
@@ -196,7 +195,7 @@ class Knowledge:
             if one.contribution.payload == event.payload
         ]
         for statement, seconds in stating:
-            self.arrivals.came(statement.replica, seconds)
+            self.arrivals.add(statement.replica, seconds)
         return [a.Reject(fault, one.account) for one, _ in stating if (fault := state.misstated(one))]
 
     def see_statement(self, event: e.StatementSound | e.StatementRefused) -> list[a.Action]:

@@ -303,10 +303,10 @@ class RoundMachine:
 
     def _note_pace(self, signed: SignedContribution, now: float) -> None:
         """A contribution to our stage that was not refused."""
-        said = signed.contribution
-        state = self._known.states.get(said.round) if said.stage == self.stage else None
-        if state is not None and said.hash() in state.contributions:
-            self._pace.came(said.round, said.account, said.inner_steps, now)
+        made = signed.contribution
+        state = self._known.states.get(made.round) if made.stage == self.stage else None
+        if state is not None and made.hash() in state.contributions:
+            self._pace.contributed(made.round, made.account, made.inner_steps, now)
 
     def _forget_own(self) -> None:
         """Of the own contributions whose seals the view has no more, only the newest can matter: the next one names it.
@@ -402,11 +402,11 @@ class RoundMachine:
         )
         steps = self._steps(round, plan, now) if startable and plan is not None else None
         fewest = 0 if plan is None else fewest_steps(plan.inner_steps)
-        told = self._neighbours.tell(round, steps, fewest, self.last_trained)
-        if told is None:
+        wants = self._neighbours.tell(round, steps, fewest, self.last_trained)
+        if wants is None:
             out.append(a.ResetPipes(f"the replica goes on at round {round}"))
             return
-        out += told
+        out += wants
         agreed = self._neighbours.steps(round, steps, fewest)
         if steps is not None and plan is not None and agreed is not None:
             payloads = {r: signed.contribution.payload for r, signed in self.own.items()}

@@ -132,7 +132,7 @@ class Trainer:
     def post(self, message: m.ToTrainer) -> None:
         """Hand over a message; all arrive in the order of posting. It is lost with the process, as `Gone` says.
 
-        Never waits: what waits here are questions, a few, and what neighbours may send unasked (`slot.flow`).
+        Never waits: what waits here are questions, a few, and what neighbours may send unasked (`slot.pipes`).
         """
         if self._outgoing is not None:
             self._outgoing.put(m.pack_in_two(message))

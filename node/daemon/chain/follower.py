@@ -18,7 +18,6 @@ from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.chain.clock import ChainClock
-from dlx.node.daemon.chain.poll_interval import QUICK, next_look
 from dlx.node.daemon.observable import Observable
 from dlx.node.daemon.supervisor import ReportHealthy
 from dlx.node.home import logs
@@ -29,6 +28,9 @@ GAP = 0.1  # seconds between two looks, however fast blocks come
 STEP = 0.5  # seconds after which it is reconsidered when to look again
 _HEADS = 16  # from which the time between blocks is reckoned
 SILENCE = Backoff(0.5, 5.0)  # while the chain does not answer
+QUICK = 0.4  # seconds between two looks at least
+RARE = 30.0  # and at most
+NOTICE = 4  # looks in the time that the run gives to answer an accusation, or to a round
 log = logs.get(__name__)
 
 
@@ -168,3 +170,16 @@ class Follower:
             log.warning(
                 "this machine's clock and the chain's differ; the chain's counts", seconds=round(self._clock.skew)
             )
+
+
+def next_look(spacing: float | None, since_block: float, is_awaited: bool, notice: float) -> float:
+    """Seconds after the last look.
+
+    `spacing`: seconds between the newest blocks, None where that is not known yet; `since_block`: since we saw the
+    newest; `is_awaited`: whether anything here waits for the chain; `notice`: seconds that the run gives to answer.
+    A block that is late is looked for eight times in the time of one.
+    """
+    if spacing is None:
+        return QUICK
+    due = max(QUICK, spacing / 8, spacing - since_block)
+    return due if is_awaited else max(due, min(RARE, notice / NOTICE))

@@ -182,5 +182,5 @@ class Evidence:
 
 def check_seconds(work: Work, round_timeout: float) -> float:
     """How long a replay may take, by what the contribution says of itself: its maker bends that by a round timeout."""
-    said = Contribution.decode(work.statement)
-    return CHECK_SECONDS + SLOWER * min(said.compute_ms / 1000 / max(1, said.segments), round_timeout)
+    statement = Contribution.decode(work.statement)
+    return CHECK_SECONDS + SLOWER * min(statement.compute_ms / 1000 / max(1, statement.segments), round_timeout)

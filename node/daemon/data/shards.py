@@ -17,7 +17,7 @@ from dlx.node.daemon.data.public_data import PublicData
 from dlx.node.daemon.failures import action_failures
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
-from dlx.node.round.faults import ActionFailed
+from dlx.node.round.actions import ActionFailed
 from dlx.p2p.exchange import BlobError
 from dlx.training.data.dealing import Intervals
 from dlx.training.data.order import SampleOrder

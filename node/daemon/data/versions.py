@@ -12,7 +12,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.data.retention import version_hashes
 from dlx.node.daemon.failures import action_failures, fetch
 from dlx.node.home import logs
-from dlx.node.round.faults import ActionFailed, Differs
+from dlx.node.round.actions import ActionFailed, Differs
 from dlx.node.round.rules.plans import manifest_plan, plan_of
 from dlx.node.round.rules.round_rules import Rules
 from dlx.node.trainer.client import BlobTrouble, Trainer, UnusableInput

@@ -7,7 +7,7 @@ import trio
 from dlx.ledger.typed import ANY_STAGE
 from dlx.node.daemon.chain.follower import Follower
 from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.data.local_states import kept_stage
+from dlx.node.daemon.data.retention import kept_stage
 from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.slot.session import Session

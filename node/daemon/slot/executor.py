@@ -12,8 +12,7 @@ from dlx.ledger.client import Receipt
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import Contribution, SignedContribution
 from dlx.ledger.view.run_view import RunView
-from dlx.node.daemon.data.local_states import drop_other_stages
-from dlx.node.daemon.data.retention import Retention
+from dlx.node.daemon.data.retention import Retention, drop_other_stages
 from dlx.node.daemon.data.shards import Shards
 from dlx.node.daemon.failures import action_failures
 from dlx.node.daemon.messages import contributions_topic, event_of, message_of, seals_topic
@@ -28,7 +27,7 @@ from dlx.node.home import logs
 from dlx.node.home.keys.slashing_protection import Contradiction
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement, Differs, LocalFault
+from dlx.node.round.actions import ActionFailed, BadPayload, BadStatement, Differs, LocalFault
 from dlx.node.round.machine import RoundMachine
 from dlx.node.round.rules.plans import deciding_seals, manifest_plan, plan_of
 from dlx.node.runs.upkeep import round_bytes

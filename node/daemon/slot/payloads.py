@@ -17,7 +17,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.failures import action_failures, fetch
 from dlx.node.daemon.slot.open_slot import OpenSlot
 from dlx.node.home import logs
-from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement
+from dlx.node.round.actions import ActionFailed, BadPayload, BadStatement
 from dlx.node.round.rules.plans import manifest_plan
 from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts, unit_multipliers
 from dlx.node.trainer.client import BlobTrouble, UnusableInput
@@ -98,9 +98,9 @@ class Payloads:
                     with action_failures():
                         maker = self.slot.context.network.peer_of(account)
                         path = await self._have(record.statement, CONTRIBUTION_SIZE, maker)
-                        said = Contribution.decode(await trio.to_thread.run_sync(path.read_bytes))
-                        steps = min(said.inner_steps, sealed.outcome.inner_steps)  # whatever a quorum let in
-                        await self._have(said.trace, trace_size(min(said.segments, steps), steps), maker)
+                        statement = Contribution.decode(await trio.to_thread.run_sync(path.read_bytes))
+                        steps = min(statement.inner_steps, sealed.outcome.inner_steps)  # whatever a quorum let in
+                        await self._have(statement.trace, trace_size(min(statement.segments, steps), steps), maker)
                 except (ActionFailed, TypedError) as error:
                     log.info("no statement or trace", statement=record.statement.hex()[:12], error=str(error))
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ import trio
 from eth_utils import to_canonical_address
 
 from dlx.ground.backoff import Backoff
-from dlx.node.daemon.slot.flow import Flow
 from dlx.p2p import wire
-from dlx.p2p.frames import PipeAlive, PipeFrame, PipeTensor, PipeWant, decode_frame, in_two
+from dlx.p2p.frames import TENSOR_PIECE, PipeAlive, PipeFrame, PipeTensor, PipeWant, decode_frame, in_two
 from dlx.p2p.pipe import Pipe, PipeClosed, PipeService
+from dlx.p2p.wire import WireError
 from dlx.training.inner.traffic import Incoming
 
 REDIAL = Backoff(0.5, 5.0)
@@ -94,7 +95,7 @@ class Pipes:
     def post(self, link: str, pipe: int, piece: PipeTensor) -> None:
         """To a neighbour if this pipe is still the one to it, in order; a failure shows as `on_gone`."""
         if link in self._open and self._open[link].number == pipe:
-            self._open[link].flow.sent(piece)
+            self._open[link].flow.note_sent(piece)
             self._open[link].outgoing.send_nowait(piece)
 
     def number(self, link: str) -> int:
@@ -163,10 +164,10 @@ class Pipes:
                 except trio.WouldBlock:
                     raise wire.WireError("flow", f"{MOST_WANTS} wants at once") from None
             case PipeTensor():
-                link.flow.came(frame)
+                link.flow.check_received(frame)
                 self._on_tensor(name, link.number, frame)
             case PipeAlive():
-                link.said = f"{frame.doing} step {frame.done} of {frame.all}"
+                link.doing = f"{frame.doing} step {frame.done} of {frame.all}"
 
     async def _tell(self, name: str, link: "_Link", to_tell: trio.MemoryReceiveChannel[PipeWant]) -> None:
         async for want in to_tell:
@@ -180,13 +181,14 @@ class Pipes:
     async def _pulse(self, name: str, link: "_Link") -> None:
         """Say that we are there, as long as nothing else says it; and pass on what shows that the neighbour is."""
         while True:
-            came = link.pipe.came
+            before = link.pipe.came
             await trio.sleep(PULSE_SECONDS)
             if (alive := self._alive()) is not None and not link.outgoing.statistics().current_buffer_used:
                 link.outgoing.send_nowait(alive)
-            moving, said, link.said = link.pipe.came - came >= LEAST_RATE * PULSE_SECONDS, link.said, ""
-            if moving or said:
-                self._on_alive(name, link.number, moving, "sending" if moving else said)
+            moving = link.pipe.came - before >= LEAST_RATE * PULSE_SECONDS
+            doing, link.doing = link.doing, ""
+            if moving or doing:
+                self._on_alive(name, link.number, moving, "sending" if moving else doing)
 
     @staticmethod
     async def _write(link: "_Link", to_send: trio.MemoryReceiveChannel[PipeFrame]) -> None:
@@ -198,6 +200,42 @@ class Pipes:
             link.scope.cancel()
 
 
+class Flow:
+    """Judges what comes over one pipe: whole messages, piece by piece, and none that nobody waits for.
+
+    A neighbour can have us hold no more than we asked it for, however fast it is."""
+
+    def __init__(self, incoming: Mapping[str, Incoming]) -> None:
+        self._incoming = incoming
+        self._received, self._sent = Counter[str](), Counter[str]()  # whole messages by kind
+        self._begun: tuple[int, str, int, int] | None = None  # a message whose end is to come
+        self._offset = 0  # of its next piece
+
+    def note_sent(self, piece: PipeTensor) -> None:
+        if piece.is_last:
+            self._sent[piece.kind] += 1
+
+    def check_received(self, piece: PipeTensor) -> None:
+        """Raises WireError("flow") for what no honest neighbour sends."""
+        kind, message = piece.kind, (piece.round, piece.kind, piece.step, piece.micro)
+        rule = self._incoming.get(kind)
+        if rule is None:
+            raise WireError("flow", f"no {kind!r} is sent this way")
+        if piece.total not in rule.sizes:
+            raise WireError("flow", f"{kind} of {piece.total} bytes, not {' or '.join(map(str, rule.sizes))}")
+        if self._begun not in (None, message):
+            raise WireError("flow", f"{kind} in the middle of another message")
+        if self._begun is None and self._received[kind] >= self._sent[rule.after] + rule.ahead:
+            raise WireError("flow", f"more of {kind} than was asked for")
+        if piece.offset != self._offset or len(piece.data) != min(TENSOR_PIECE, piece.total - self._offset):
+            raise WireError("flow", f"{kind}: {len(piece.data)} bytes at {piece.offset}, not those at {self._offset}")
+        if piece.is_last:
+            self._begun, self._offset = None, 0
+            self._received[kind] += 1
+        else:
+            self._begun, self._offset = message, self._offset + TENSOR_PIECE
+
+
 @dataclass(eq=False)
 class _Link:
     number: int
@@ -206,4 +244,4 @@ class _Link:
     outgoing: trio.MemorySendChannel[PipeFrame]
     wants: trio.MemorySendChannel[PipeWant]
     flow: Flow
-    said: str = ""  # what the neighbour does, since the last look
+    doing: str = ""  # what the neighbour does, since the last look

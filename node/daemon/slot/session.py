@@ -15,8 +15,8 @@ from dlx.ground.errors import DlxError
 from dlx.ledger.typed import SignatureError, SignedContribution, TypedError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.data.local_states import drop_other_stages
 from dlx.node.daemon.data.public_data import PublicData
+from dlx.node.daemon.data.retention import drop_other_stages
 from dlx.node.daemon.data.shards import Shards
 from dlx.node.daemon.data.versions import Versions
 from dlx.node.daemon.messages import event_of, seals_topic
@@ -29,7 +29,7 @@ from dlx.node.daemon.slot.progress import Progress
 from dlx.node.home import formatting, logs
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.faults import ActionFailed, LocalFault
+from dlx.node.round.actions import ActionFailed, LocalFault
 from dlx.node.round.machine import RoundMachine
 from dlx.node.round.rules.round_rules import Rules
 from dlx.node.trainer import messages as m

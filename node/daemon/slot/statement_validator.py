@@ -12,7 +12,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.failures import action_failures, fetch
 from dlx.node.daemon.slot.open_slot import OpenSlot
 from dlx.node.home import logs
-from dlx.node.round.faults import ActionFailed, BadStatement
+from dlx.node.round.actions import ActionFailed, BadStatement
 from dlx.node.round.rules.continuity import (
     PREVIOUS,
     START,

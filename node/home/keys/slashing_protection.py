@@ -120,7 +120,7 @@ class SignedStatements:
         with self._transaction():
             before = self._db.total_changes
             for signed in entries.contributions:
-                if self._kept(signed.contribution) is None:
+                if self._signed_before(signed.contribution) is None:
                     self._add_contribution(signed)
             for seal in entries.seals:
                 self._add_seal(seal)
@@ -132,22 +132,23 @@ class SignedStatements:
 
     # ---- rows ----
 
-    def _kept(self, asked: Contribution) -> SignedContribution | None:
+    def _signed_before(self, contribution: Contribution) -> SignedContribution | None:
         """The same contribution, signed before. Raises Contradiction."""
         query = "SELECT statement FROM contributions WHERE account = ? AND run = ? AND stage = ? AND round = ?"
-        row = self._db.execute(query, (self.account, asked.run, asked.stage, asked.round)).fetchone()
+        place = self.account, contribution.run, contribution.stage, contribution.round
+        row = self._db.execute(query, place).fetchone()
         if row is None:
             return None
-        kept = self._contribution(row[0])
-        if kept.contribution != asked:
-            raise _contradiction("contribution", asked.stage, asked.round)
-        return kept
+        signed = self._contribution(row[0])
+        if signed.contribution != contribution:
+            raise _contradiction("contribution", contribution.stage, contribution.round)
+        return signed
 
     def _add_contribution(self, signed: SignedContribution) -> SignedContribution:
-        one = signed.contribution
-        if one.account != self.account:
-            raise ValueError(f"a contribution of {one.account} among the statements of {self.account}")
-        row = self.account, one.run, one.stage, one.round, signed.encode()
+        contribution = signed.contribution
+        if contribution.account != self.account:
+            raise ValueError(f"a contribution of {contribution.account} among the statements of {self.account}")
+        row = self.account, contribution.run, contribution.stage, contribution.round, signed.encode()
         self._db.execute("INSERT INTO contributions VALUES (?, ?, ?, ?, ?)", row)
         return signed
 
@@ -215,7 +216,9 @@ class SlashingProtection(SignedStatements):
     def sign_contribution(self, contribution: Contribution) -> SignedContribution:
         """The signed statement, stored; for one that was signed before: the same bytes. Raises Contradiction."""
         with self._transaction():
-            return self._kept(contribution) or self._add_contribution(contribution.sign(self._domain, self._key))
+            return self._signed_before(contribution) or self._add_contribution(
+                contribution.sign(self._domain, self._key)
+            )
 
     def sign_seal(self, seal: Seal) -> bytes:
         """The signature over the seal's digest, stored. Raises Contradiction."""

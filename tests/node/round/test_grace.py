@@ -8,8 +8,7 @@ import pytest
 from dlx.ledger.typed import Plan
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.arrivals import WINDOW, Arrivals
-from dlx.node.round.rules.inclusion import Grace
+from dlx.node.round.rules.inclusion import WINDOW, Arrivals, Grace
 from dlx.node.round.rules.pace import fewest_steps
 from tests.node.round.rules.test_pace import Uneven
 from tests.node.round.simulation import FACTS, Member, make_rules
@@ -50,11 +49,11 @@ def test_a_third_makes_what_a_payload_takes_neither_short_nor_long() -> None:
     arrivals = Arrivals()
     assert arrivals.usual([0, 1]) == 0.0
     for replica in range(1, 7):
-        arrivals.came(replica, 10.0 + replica)
+        arrivals.add(replica, 10.0 + replica)
     for lie in (0.0, 1e6):
         for _ in range(WINDOW):
-            arrivals.came(1, lie)
-            arrivals.came(2, lie)
+            arrivals.add(1, lie)
+            arrivals.add(2, lie)
         assert 13 <= arrivals.usual(range(7)) <= 16
     assert arrivals.usual([0]) == 0.0
 

@@ -11,8 +11,7 @@ from trio.testing import MockClock
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.node.daemon.data import public_data as module
-from dlx.node.daemon.data.data_mirror import DataMirror
-from dlx.node.daemon.data.public_data import PublicData
+from dlx.node.daemon.data.public_data import DataMirror, PublicData
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
 from dlx.p2p.exchange import BlobNotFound

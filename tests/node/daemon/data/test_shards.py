@@ -14,7 +14,7 @@ from dlx.ledger.typed import Plan
 from dlx.node.daemon.challenges import evidence as module
 from dlx.node.daemon.challenges.evidence import Effort, Evidence
 from dlx.node.daemon.data.shards import AHEAD, Shards
-from dlx.node.round.faults import ActionFailed, LocalFault
+from dlx.node.round.actions import ActionFailed, LocalFault
 from dlx.node.round.rules.deals import Deals
 from dlx.node.round.rules.plans import Terms
 from dlx.node.trainer.checks import Outcome

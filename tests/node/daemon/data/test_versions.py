@@ -12,7 +12,7 @@ import trio
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.constants import NO_HASH
 from dlx.node.daemon.data.versions import Versions
-from dlx.node.round.faults import ActionFailed, Differs, LocalFault
+from dlx.node.round.actions import ActionFailed, Differs, LocalFault
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, UnusableInput
 from dlx.p2p.exchange import BlobContradiction, BlobNotFound, Tree
 from dlx.training.outer.step import Version

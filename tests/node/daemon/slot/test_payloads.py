@@ -13,7 +13,7 @@ from dlx.ground.merkle import tree_root
 from dlx.node.daemon.data.versions import Versions
 from dlx.node.daemon.slot.open_slot import OpenSlot
 from dlx.node.daemon.slot.payloads import Payloads
-from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement, LocalFault
+from dlx.node.round.actions import ActionFailed, BadPayload, BadStatement, LocalFault
 from dlx.node.round.rules.round_rules import PayloadFacts
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, TrainerSilent, UnusableInput
 from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTooLarge

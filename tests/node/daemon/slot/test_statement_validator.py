@@ -12,7 +12,7 @@ from dlx.ground.blobs import BlobStore, Kind
 from dlx.ledger.typed import STATE_RESET, Contribution, SignedContribution
 from dlx.node.daemon.slot.open_slot import OpenSlot
 from dlx.node.daemon.slot.statement_validator import StatementValidator
-from dlx.node.round.faults import ActionFailed, BadStatement, LocalFault
+from dlx.node.round.actions import ActionFailed, BadStatement, LocalFault
 from dlx.node.round.rules.round_rules import Rules
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, UnusableInput
 from dlx.p2p.exchange import BlobNotFound
