@@ -224,9 +224,9 @@ class Sealing:
         result = self._outer(moment, listed, multipliers)
         if result is None:
             return
-        records = state.listing(listed)
-        plan = self._plan(state.round, records, again)
-        seal = build_seal(rules, view, self._stage, state.round, records, multipliers, plan, result)
+        contributions = state.listing(listed)
+        plan = self._plan(state.round, contributions, again)
+        seal = build_seal(rules, view, self._stage, state.round, contributions, multipliers, plan, result)
         digest = seal.digest(rules.domain)
         known = state.proposals.get(digest)
         if known is None or now >= known.since + rules.proposal_timeout:  # the same seal again: now we send it first
@@ -251,9 +251,9 @@ class Sealing:
         result = self._outer(moment, listed, multipliers)
         if result is None:
             return
-        records = state.listing(listed)
-        plan = self._plan(round, records, again=False)
-        seal = build_seal(rules, view, self._stage, round, records, multipliers, plan, result)
+        contributions = state.listing(listed)
+        plan = self._plan(round, contributions, again=False)
+        seal = build_seal(rules, view, self._stage, round, contributions, multipliers, plan, result)
         state.proposals.setdefault(seal.digest(rules.domain), Proposal(seal, attempt, signer, now))
         state.foreseen = True
 
@@ -272,17 +272,17 @@ class Sealing:
             if unheard and late and self._pending.due(("missing", digest), now, REGOSSIP_SECONDS):
                 out.append(a.GossipReport(state.round, self._known.holding(state), unheard[:MAX_MISSING]))
             return
-        records = state.listing(listed)
+        contributions = state.listing(listed)
         if now < opens_at:
             return
-        if len({signed.contribution.account for signed in records}) < len(records):
+        if len({signed.contribution.account for signed in contributions}) < len(contributions):
             self._refuse(moment, digest, proposal, "two contributions of one account")
             return
         if self._leaves_out(moment, proposal):
             return
         if not listed and not self._may_be_empty(state.round, now):
             return
-        fault = self._fault(moment, proposal, records)
+        fault = self._fault(moment, proposal, contributions)
         if fault:
             self._refuse(moment, digest, proposal, fault)
         elif fault is not None:

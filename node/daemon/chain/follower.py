@@ -45,14 +45,14 @@ class ChainSeen:
 
     def peer_of(self, account: str) -> str | None:
         """The libp2p peer id that the account registered."""
-        record = self.nodes.nodes.get(account)
-        return None if record is None else peer_id_to_base58(record.peer_id)
+        node = self.nodes.nodes.get(account)
+        return None if node is None else peer_id_to_base58(node.peer_id)
 
     def peers(self) -> dict[str, tuple[str, ...]]:
         """Peer id -> addresses, of the members of the run's slots and of its creator, who serves its public blobs."""
         named = {*self.view.members(), self.view.creator} if self.view.created else ()
-        records = [self.nodes.nodes[account] for account in named if account in self.nodes.nodes]
-        return {peer_id_to_base58(record.peer_id): record.multiaddrs for record in records}
+        nodes = [self.nodes.nodes[account] for account in named if account in self.nodes.nodes]
+        return {peer_id_to_base58(node.peer_id): node.multiaddrs for node in nodes}
 
 
 class Follower:

@@ -256,7 +256,7 @@ class Executor:
         """Our statement about a trained round, signed and on disk."""
         trained, exchange_seconds = action.trained, action.exchange_seconds
         context = self._context
-        if not self._own and not trained.reset:  # it has trained before, and the book knows nothing of it
+        if not self._own and not trained.reset:  # it has trained before, and nothing that it signed is known
             raise LocalFault(
                 f"what this account signed for stage {self._stage} is not in {context.signer.path}: put the file back, "
                 f"or `dlx-node keys import-signed` what was exported, or remove {self._slot.directory / 'slot'}"

@@ -21,10 +21,10 @@ from tests.node.home.keys.test_slashing_protection import DOMAIN, contribution, 
 
 
 @contextmanager
-def book_of(folder: Path) -> Iterator[SlashingProtection]:
+def protection_of(folder: Path) -> Iterator[SlashingProtection]:
     account = identity.load_account(DataDir(folder), Settings())
-    with closing(SlashingProtection(DataDir(folder).signed, account.secret, DOMAIN)) as book:
-        yield book
+    with closing(SlashingProtection(DataDir(folder).signed, account.secret, DOMAIN)) as protection:
+        yield protection
 
 
 def ours(folder: Path, round: int, payload: int = 1) -> Contribution:
@@ -36,11 +36,11 @@ def old(tmp_path: Path) -> Path:
     """A folder whose account has contributed to rounds 0 to 2 and sealed two of them."""
     folder = tmp_path / "old"
     dlx("init", "--datadir", folder, "--insecure-devnet")
-    with book_of(folder) as book:
+    with protection_of(folder) as protection:
         for round in range(3):
-            book.sign_contribution(ours(folder, round))
+            protection.sign_contribution(ours(folder, round))
         for round in range(2):
-            book.sign_seal(seal(round))
+            protection.sign_seal(seal(round))
     return folder
 
 
@@ -68,24 +68,24 @@ def test_a_moved_account_cannot_contradict_itself(old: Path, new: Path, tmp_path
     made = json.loads(dlx("keys", "import-signed", file, "--datadir", new, "--json").stdout)
     assert made == {"account": account, "contributions": 3, "seals": 2, "new": 5}
     assert json.loads(dlx("keys", "import-signed", file, "--datadir", new, "--json").stdout)["new"] == 0
-    with book_of(new) as book:
-        assert set(book.contributions(contribution().run, 0)) == {0, 1, 2}
-        assert book.sign_contribution(ours(new, 1)).contribution == ours(old, 1)
+    with protection_of(new) as protection:
+        assert set(protection.contributions(contribution().run, 0)) == {0, 1, 2}
+        assert protection.sign_contribution(ours(new, 1)).contribution == ours(old, 1)
         with pytest.raises(Contradiction):
-            book.sign_contribution(ours(new, 1, payload=2))
+            protection.sign_contribution(ours(new, 1, payload=2))
         with pytest.raises(Contradiction):
-            book.sign_seal(seal(1, next=77))
+            protection.sign_seal(seal(1, next=77))
 
 
 def test_what_contradicts_this_folder_changes_nothing(old: Path, new: Path, tmp_path: Path) -> None:
     export(old, tmp_path / "signed.bundle")
-    with book_of(new) as book:
-        book.sign_contribution(ours(new, 2, payload=2))
-        before = book.entries()
+    with protection_of(new) as protection:
+        protection.sign_contribution(ours(new, 2, payload=2))
+        before = protection.entries()
     said = dlx("keys", "import-signed", tmp_path / "signed.bundle", "--datadir", new, code=1).stderr
     assert "another contribution in round 2 of stage 0" in said and "nothing was imported" in said
-    with book_of(new) as book:
-        assert book.entries() == before
+    with protection_of(new) as protection:
+        assert protection.entries() == before
 
 
 def test_bundles_of_others_and_damaged_ones_are_refused(old: Path, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class Scene:
         self.store.put(weights(0))
         self.trainer, self.counted = Trainer(self.store), list[bool]()
         key = self.ledger.members[self.account].key
-        self.book = SlashingProtection(folder / "signed.sqlite", key, DOMAIN)
+        self.signer = SlashingProtection(folder / "signed.sqlite", key, DOMAIN)
         self.metrics, self.refusals = Metrics(RUN), 0
         manifest = SimpleNamespace(
             stages=[(0, 1)], retention=Retention(), genesis=[SimpleNamespace(size=1000)], confirmations=0,
@@ -117,7 +117,7 @@ class Scene:
         gossip = SimpleNamespace(publish=self._publish, follow=self._follow_topic, neighbours=lambda topic: ())
         self.context = make_context(
             manifest=manifest, data=DataManifest([Shard(self.shard.hex(), 1000, 1000)], []), deals=Deals(rules, 1, 4),
-            signer=self.book, exchange=self, gossip=gossip, client=self, now=lambda: self.now(), blobs=self.store,
+            signer=self.signer, exchange=self, gossip=gossip, client=self, now=lambda: self.now(), blobs=self.store,
             directory=folder, metrics=self.metrics,
             on_sealed=lambda sealed, counted: self.counted.append(counted),
         )  # fmt: skip
@@ -183,7 +183,7 @@ def test_rounds_are_trained_signed_sealed_and_adopted(scene: Scene) -> None:
 
     scene.play(program)
     assert scene.trainer.trained == [0, 1, 2] and scene.counted == [True] * ROUNDS
-    assert sorted(scene.book.contributions(RUN, 0)) == [0, 1, 2]
+    assert sorted(scene.signer.contributions(RUN, 0)) == [0, 1, 2]
     assert scene.store.has(name_of(ROUNDS))
     assert scene.trainer.samples == [((20 * round, 20 * round + 20),) for round in range(ROUNDS)], "each lot once"
 
@@ -263,7 +263,7 @@ def test_a_machine_whose_arithmetic_contradicts_what_it_signed_stops_contributin
     def refuse(*_: object) -> bytes:
         raise Contradiction("another next version was signed for the same contributions")
 
-    scene.book.sign_seal = refuse  # type: ignore[method-assign]
+    scene.signer.sign_seal = refuse  # type: ignore[method-assign]
     reasons: list[str | None] = []
 
     async def program(session: Session) -> None:
@@ -296,7 +296,7 @@ def test_it_ends_when_the_slot_is_no_longer_ours(scene: Scene) -> None:
 
 def test_without_the_record_of_what_was_signed_nothing_is_signed_that_might_contradict_it(scene: Scene) -> None:
     told: list[str] = []
-    scene.trainer.fresh = False  # its state has rounds that the book knows nothing of
+    scene.trainer.fresh = False  # its state has rounds of which nothing signed is known
 
     async def program(session: Session) -> None:
         await scene.until(lambda: session.machine is not None and bool(session.machine.failing(scene.now())))
@@ -304,7 +304,7 @@ def test_without_the_record_of_what_was_signed_nothing_is_signed_that_might_cont
         told.extend(one.reason for one in session.machine.failing(scene.now()))
 
     scene.play(program)
-    assert "signed.sqlite: put the file back" in told[0] and not scene.book.contributions(RUN, 0)
+    assert "signed.sqlite: put the file back" in told[0] and not scene.signer.contributions(RUN, 0)
 
 
 def test_a_clock_that_was_set_back_has_the_session_begin_anew(scene: Scene) -> None:

@@ -1,4 +1,4 @@
-"""The book of what was signed: nobody gets a second statement about a round out of it."""
+"""What was signed: nobody gets a second signed statement about a round."""
 
 import signal
 import sqlite3
@@ -59,32 +59,32 @@ def seal(
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> SlashingProtection:
+def protection(tmp_path: Path) -> SlashingProtection:
     return SlashingProtection(tmp_path / "signed.sqlite", KEY, DOMAIN)
 
 
-def test_a_round_is_contributed_to_once(book: SlashingProtection, tmp_path: Path) -> None:
-    first = book.sign_contribution(contribution())
+def test_a_round_is_contributed_to_once(protection: SlashingProtection, tmp_path: Path) -> None:
+    first = protection.sign_contribution(contribution())
     first.verify(DOMAIN)
-    book.close()
-    book = SlashingProtection(tmp_path / "signed.sqlite", KEY, DOMAIN)
-    assert book.sign_contribution(contribution()) == first, "asked again: the same bytes"
+    protection.close()
+    protection = SlashingProtection(tmp_path / "signed.sqlite", KEY, DOMAIN)
+    assert protection.sign_contribution(contribution()) == first, "asked again: the same bytes"
     with pytest.raises(Contradiction, match="another contribution in round 4 of stage 0"):
-        book.sign_contribution(contribution(payload=2))
+        protection.sign_contribution(contribution(payload=2))
     others = (contribution(round=5), contribution(stage=1, payload=2), contribution(run=b"s" * 32, payload=2))
     for other in others:  # another round, stage or run is another statement
-        book.sign_contribution(other)
-    assert {round: signed.contribution for round, signed in book.contributions(RUN, 0).items()} == {
+        protection.sign_contribution(other)
+    assert {round: signed.contribution for round, signed in protection.contributions(RUN, 0).items()} == {
         4: contribution(), 5: contribution(round=5)
     }  # fmt: skip
 
 
-def test_changing_stage_and_coming_back_within_a_round_signs_the_same_statement(book: SlashingProtection) -> None:
-    first = book.sign_contribution(contribution(stage=0))
-    book.sign_contribution(contribution(stage=1))
+def test_changing_stage_and_coming_back_within_a_round_signs_the_same_statement(protection: SlashingProtection) -> None:
+    first = protection.sign_contribution(contribution(stage=0))
+    protection.sign_contribution(contribution(stage=1))
     with pytest.raises(Contradiction):
-        book.sign_contribution(contribution(stage=0, payload=2))
-    assert book.contributions(RUN, 0) == {4: first}
+        protection.sign_contribution(contribution(stage=0, payload=2))
+    assert protection.contributions(RUN, 0) == {4: first}
 
 
 def other(seal: Seal, outcome: dict[str, Any], record: dict[str, Any], **changes: Any) -> Seal:
@@ -113,19 +113,19 @@ RECORDED = {"statement": digest(61), "loss": 2, "exchange": 7}  # likewise
     ],
 )
 def test_correct_seals_of_one_round_are_all_signed(
-    book: SlashingProtection, outcome: dict, record: dict, changes: dict
+    protection: SlashingProtection, outcome: dict, record: dict, changes: dict
 ) -> None:
     for one in (seal(), other(seal(), outcome, record, **changes), seal()):
-        assert book.sign_seal(one) == sign(one.digest(DOMAIN), KEY)
+        assert protection.sign_seal(one) == sign(one.digest(DOMAIN), KEY)
 
 
 @pytest.mark.parametrize("field", ["weights", "momentum", "weights_root", "momentum_root"])
 @pytest.mark.parametrize(("planned", "record"), [({}, {}), (PLANNED, {}), ({}, RECORDED)])
 def test_two_outcomes_of_the_same_contributions_are_not(
-    book: SlashingProtection, tmp_path: Path, field: str, planned: dict, record: dict
+    protection: SlashingProtection, tmp_path: Path, field: str, planned: dict, record: dict
 ) -> None:
-    book.sign_seal(seal())
-    book.close()
+    protection.sign_seal(seal())
+    protection.close()
     again = SlashingProtection(tmp_path / "signed.sqlite", KEY, DOMAIN)
     with pytest.raises(Contradiction, match="another outcome of the same contributions in round 4 of stage 0"):
         again.sign_seal(other(seal(), {field: digest(61)} | planned, record))
@@ -142,46 +142,46 @@ def test_a_kill_between_storing_and_sending_repeats_the_same_bytes(tmp_path: Pat
     path = tmp_path / "signed.sqlite"
     killed = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    book = SlashingProtection(path, KEY, DOMAIN)
-    (kept,) = book.contributions(RUN, 0).values()
+    protection = SlashingProtection(path, KEY, DOMAIN)
+    (kept,) = protection.contributions(RUN, 0).values()
     assert kept.encode().hex() == killed.stdout
     with pytest.raises(Contradiction):
-        book.sign_contribution(contribution(payload=2))
+        protection.sign_contribution(contribution(payload=2))
 
 
-def test_nothing_is_signed_that_is_not_stored(book: SlashingProtection, tmp_path: Path) -> None:
-    book._db.execute("PRAGMA max_page_count = 6")  # a full disk, as SQLite tells it
+def test_nothing_is_signed_that_is_not_stored(protection: SlashingProtection, tmp_path: Path) -> None:
+    protection._db.execute("PRAGMA max_page_count = 6")  # a full disk, as SQLite tells it
     with pytest.raises(OSError, match="full") as info:
         for round in range(100):
-            book.sign_contribution(contribution(round=round))
+            protection.sign_contribution(contribution(round=round))
     assert info.value.filename == str(tmp_path / "signed.sqlite")
-    assert len(book.contributions(RUN, 0)) == round
-    book._db.execute("PRAGMA max_page_count = 1000")  # there is room again
-    book.sign_contribution(contribution(round=round))
+    assert len(protection.contributions(RUN, 0)) == round
+    protection._db.execute("PRAGMA max_page_count = 1000")  # there is room again
+    protection.sign_contribution(contribution(round=round))
 
 
-def test_each_account_has_its_own_entries(book: SlashingProtection, tmp_path: Path) -> None:
-    book.sign_contribution(contribution())
+def test_each_account_has_its_own_entries(protection: SlashingProtection, tmp_path: Path) -> None:
+    protection.sign_contribution(contribution())
     other = account_of(b"\x09" * 32)
     theirs = SlashingProtection(tmp_path / "signed.sqlite", b"\x09" * 32, DOMAIN)
     assert theirs.contributions(RUN, 0) == {}
     theirs.sign_contribution(replace(contribution(payload=2), account=other))
-    assert len(book.entries().contributions) == len(theirs.entries().contributions) == 1
+    assert len(protection.entries().contributions) == len(theirs.entries().contributions) == 1
 
 
-def test_the_file_is_private_and_synced_at_each_commit(book: SlashingProtection, tmp_path: Path) -> None:
-    book.sign_contribution(contribution())
+def test_the_file_is_private_and_synced_at_each_commit(protection: SlashingProtection, tmp_path: Path) -> None:
+    protection.sign_contribution(contribution())
     for path in tmp_path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-    assert book._db.execute("PRAGMA synchronous").fetchone() == (2,)
-    assert book._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert protection._db.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert protection._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_merging_adds_all_or_nothing(book: SlashingProtection, tmp_path: Path) -> None:
+def test_merging_adds_all_or_nothing(protection: SlashingProtection, tmp_path: Path) -> None:
     for round in range(3):
-        book.sign_contribution(contribution(round=round))
-        book.sign_seal(seal(round=round))
-    entries = book.entries()
+        protection.sign_contribution(contribution(round=round))
+        protection.sign_seal(seal(round=round))
+    entries = protection.entries()
     (tmp_path / "moved").mkdir()
     moved = SlashingProtection(tmp_path / "moved" / "signed.sqlite", KEY, DOMAIN)
     assert moved.merge(entries) == 6 and moved.merge(entries) == 0
@@ -198,17 +198,17 @@ def test_merging_adds_all_or_nothing(book: SlashingProtection, tmp_path: Path) -
         assert moved.entries() == entries
 
 
-def test_reports_and_verdicts_are_signed_but_no_verdict_about_own_work(book: SlashingProtection) -> None:
+def test_reports_and_verdicts_are_signed_but_no_verdict_about_own_work(protection: SlashingProtection) -> None:
     report = Report(RUN, 4, 0, 1_800_000_000_000, (digest(1),), ())
-    assert recover(report.digest(DOMAIN), book.sign_report(report)) == ACCOUNT
+    assert recover(report.digest(DOMAIN), protection.sign_report(report)) == ACCOUNT
     verdict = Verdict(RUN, 0, 4, account_of(b"\x09" * 32), digest(1), FALSE, digest(2))
-    assert book.sign_verdict(verdict).signer(DOMAIN) == ACCOUNT
+    assert protection.sign_verdict(verdict).signer(DOMAIN) == ACCOUNT
     with pytest.raises(ValueError, match="about its own work"):
-        book.sign_verdict(replace(verdict, account=ACCOUNT))
-    assert book.entries() == Entries((), ())
+        protection.sign_verdict(replace(verdict, account=ACCOUNT))
+    assert protection.entries() == Entries((), ())
 
 
-def test_a_file_that_is_no_book_is_named_and_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_no_store_is_named_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "signed.sqlite"
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(Failure, match=r"signed\.sqlite is damaged.*restore it"):
