@@ -154,7 +154,7 @@ def export_signed(
         identity.load_account(folder, settings)  # the password has to be the account's, or nothing would open the file
         with closing(SignedStatements(folder.signed, address)) as signed:
             entries = signed.entries()
-        password, cost = identity.read_password(folder, settings), identity.seal_cost(folder)
+        password, cost = identity.read_password(folder, settings), identity.encryption_cost(folder)
         durable.create(out, interchange.pack(address, entries, password, cost))
     options.note(
         f"do not start {folder.root} again once {address} has moved: it could sign what the other node does not know"

@@ -97,7 +97,7 @@ def test_bundles_of_others_and_damaged_ones_are_refused(old: Path, tmp_path: Pat
     file.write_bytes(file.read_bytes()[:-1])
     assert "is damaged" in dlx("keys", "import-signed", file, "--datadir", old, code=1).stderr
     (tmp_path / "text").write_text("hello")
-    assert "no sealed file" in dlx("keys", "import-signed", tmp_path / "text", "--datadir", old, code=1).stderr
+    assert "no encrypted file" in dlx("keys", "import-signed", tmp_path / "text", "--datadir", old, code=1).stderr
     assert "no file that" in dlx("keys", "import-signed", tmp_path, "--datadir", old, code=1).stderr
     assert not DataDir(stranger).signed.exists()
 
