@@ -68,7 +68,7 @@ def taken_of_gpus() -> float:
     In a container `nvidia-smi` names processes by the host's numbers: those that are not here are not counted.
     """
     ours, shares = _our_processes(), dict[str, float]()
-    for line in _printed("nvidia-smi", "pmon", "-c", "1", "-s", "u").splitlines():
+    for line in _said("nvidia-smi", "pmon", "-c", "1", "-s", "u").splitlines():
         gpu, pid, _, busy = (*line.split(), "", "", "", "")[:4]
         if pid.isdecimal() and busy.isdecimal() and int(pid) not in ours and psutil.pid_exists(int(pid)):
             shares[gpu] = shares.get(gpu, 0.0) + int(busy) / 100
@@ -78,14 +78,14 @@ def taken_of_gpus() -> float:
 def somebody_is_here() -> bool:
     """Whether a person sits at the machine, as far as it says so: by X11's `xprintidle`, else by logind's hint of the
     first seat, which a desktop gives that has ever been idle."""
-    idle = _printed("xprintidle").strip() if os.environ.get("DISPLAY") else ""
+    idle = _said("xprintidle").strip() if os.environ.get("DISPLAY") else ""
     if idle.isdecimal():
         return int(idle) < 1000 * QUIET_SECONDS
-    properties = _printed("loginctl", "show-seat", "seat0", "-p", "IdleHint", "-p", "IdleSinceHint").split()
-    return "IdleHint=no" in properties and "IdleSinceHint=0" not in properties
+    told = _said("loginctl", "show-seat", "seat0", "-p", "IdleHint", "-p", "IdleSinceHint").split()
+    return "IdleHint=no" in told and "IdleSinceHint=0" not in told
 
 
-def _printed(program: str, *arguments: str) -> str:
+def _said(program: str, *arguments: str) -> str:
     """What a program of this machine prints; nothing where it is missing or fails."""
     path = shutil.which(program)
     if path is None:
