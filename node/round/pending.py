@@ -36,7 +36,7 @@ class Pending:
     def __init__(self, random: Random) -> None:
         self._random = random
         self._attempts: dict[Hashable, _Attempts] = {}
-        self._said: dict[Hashable, float] = {}
+        self._due_at: dict[Hashable, float] = {}
         self._block = 0
 
     def start(self, action: Retried, now: float) -> bool:
@@ -82,17 +82,17 @@ class Pending:
 
     def due(self, key: Hashable, now: float, every: float) -> bool:
         """True at most once in `every` seconds: for what is said again and again."""
-        if now < self._said.get(key, 0.0):
+        if now < self._due_at.get(key, 0.0):
             return False
-        self._said[key] = now + every
+        self._due_at[key] = now + every
         return True
 
     def see(self, block: int, now: float) -> None:
         """The newest block that the view of the ledger contains; forgets what nobody asks for any more."""
         self._block = block
-        self._said = {key: at for key, at in self._said.items() if at > now}
+        self._due_at = {key: at for key, at in self._due_at.items() if at > now}
         self._attempts = {key: one for key, one in self._attempts.items() if one.busy or self._matters(one, now)}
 
-    def _matters(self, one: _Attempts, now: float) -> bool:
+    def _matters(self, attempts: _Attempts, now: float) -> bool:
         """What is still wanted is asked for again as soon as its wait is over."""
-        return self._block < one.not_before_block or now < one.not_before + one.retry.cap
+        return self._block < attempts.not_before_block or now < attempts.not_before + attempts.retry.cap
