@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from random import Random
+from typing import Protocol
 
 import trio
 from eth_utils import to_canonical_address
@@ -28,15 +29,34 @@ MOST_WANTS = 1000  # that may come meanwhile: no honest neighbour changes its mi
 log = logging.getLogger(__name__)
 
 
-class Pipes:
-    """Stage s dials stage s+1 and is dialled by stage s-1.
+class PipeHandler(Protocol):
+    """What pipes ask, and whom they tell. Links are "previous" and "next"; pipes with numbers of their own lead over
+    each, one after the other."""
 
-    `member(stage)` is (account, peer id) of our replica's member of a stage, or None. `on_open(link)`,
-    `on_want(link, want)`, `on_tensor(link, pipe, piece)` and `on_gone(link)` hear of links "previous" and "next", which
-    pipes with numbers of their own lead over, one after the other. `incoming(link)` says what may come there. Of wants
-    that come close together the newest is told. `alive()` is what neighbours are told while they wait for us, if
-    anything; `on_alive(link, pipe, moving, doing)` hears every PULSE_SECONDS, at most, that a neighbour sends (moving),
-    or says that it is there.
+    def member_at(self, stage: int) -> tuple[str, str] | None:
+        """(account, peer id) of our replica's member of a stage."""
+
+    def incoming(self, link: str) -> Mapping[str, Incoming]:
+        """What may come there."""
+
+    def on_pipe_open(self, link: str) -> None: ...
+
+    def on_pipe_gone(self, link: str) -> None: ...
+
+    def on_want(self, link: str, want: PipeWant) -> None:
+        """Of wants that come close together the newest."""
+
+    def on_tensor(self, link: str, pipe: int, piece: PipeTensor) -> None: ...
+
+    def alive(self) -> PipeAlive | None:
+        """What neighbours are told while they wait for us, if anything."""
+
+    def on_alive(self, link: str, pipe: int, moving: bool, doing: str) -> None:
+        """A neighbour sends (moving), or says that it is there: every PULSE_SECONDS at most."""
+
+
+class Pipes:
+    """Stage s dials stage s+1 and is dialled by stage s-1. `reject(reason, peer)` counts what was refused.
 
     All that a pipe brings is taken at once, or the library would end a neighbour's stream; what it may bring bounds how
     much memory that takes, here and in whatever `on_tensor` hands it to.
@@ -47,20 +67,11 @@ class Pipes:
         service: PipeService,
         hello: wire.PipeHello,
         stages: int,
-        member: Callable[[int], tuple[str, str] | None],
-        incoming: Callable[[str], Mapping[str, Incoming]],
-        on_open: Callable[[str], None],
-        on_want: Callable[[str, PipeWant], None],
-        on_tensor: Callable[[str, int, PipeTensor], None],
-        on_gone: Callable[[str], None],
+        handler: PipeHandler,
         reject: Callable[[str, str], None],
-        alive: Callable[[], PipeAlive | None],
-        on_alive: Callable[[str, int, bool, str], None],
     ) -> None:
-        self._service, self._hello, self._stages, self._member_at = service, hello, stages, member
-        self._incoming, self._on_want, self._on_tensor = incoming, on_want, on_tensor
-        self._on_open, self._on_gone, self._reject = on_open, on_gone, reject
-        self._alive, self._on_alive = alive, on_alive
+        self._service, self._hello, self._stages = service, hello, stages
+        self._handler, self._reject = handler, reject
         self._open: dict[str, _Link] = {}
         self._numbers = count(1)
 
@@ -78,7 +89,7 @@ class Pipes:
         """Why a neighbour's pipe is refused, or None: it must come from the previous stage's member, as registered."""
         if (hello.run, hello.replica) != (self._hello.run, self._hello.replica):
             return "another run or replica"
-        member = self._member_at(self._hello.stage - 1) if hello.stage == self._hello.stage - 1 else None
+        member = self._handler.member_at(self._hello.stage - 1) if hello.stage == self._hello.stage - 1 else None
         if member is None or to_canonical_address(member[0]) != hello.account or member[1] != peer_id:
             return "not the member of the previous stage"
         return None
@@ -110,14 +121,14 @@ class Pipes:
     def check(self) -> None:
         """Close the pipes to accounts that no longer hold the neighbouring slot."""
         for name, link in list(self._open.items()):
-            member = self._member_at(self._hello.stage + (1 if name == "next" else -1))
+            member = self._handler.member_at(self._hello.stage + (1 if name == "next" else -1))
             if member is None or member[1] != link.pipe.peer_id:
                 link.scope.cancel()
 
     async def _keep_dialling(self) -> None:
         failures, random = 0, Random()
         while True:
-            member = self._member_at(self._hello.stage + 1)
+            member = self._handler.member_at(self._hello.stage + 1)
             failures += 1
             if member is not None:
                 try:
@@ -133,16 +144,16 @@ class Pipes:
         outgoing, to_send = trio.open_memory_channel[PipeFrame](math.inf)
         wants, to_tell = trio.open_memory_channel[PipeWant](MOST_WANTS)
         async with trio.open_nursery() as nursery:
-            flow = Flow(self._incoming(name))
+            flow = Flow(self._handler.incoming(name))
             link = _Link(next(self._numbers), pipe, nursery.cancel_scope, outgoing, wants, flow)
             if name in self._open:
                 self._open[name].scope.cancel()
-                self._on_gone(name)
+                self._handler.on_pipe_gone(name)
             self._open[name] = link
             nursery.start_soon(self._write, link, to_send)
             nursery.start_soon(self._tell, name, link, to_tell)
             nursery.start_soon(self._pulse, name, link)
-            self._on_open(name)
+            self._handler.on_pipe_open(name)
             try:
                 await pipe.each(partial(self._hear, name, link))
             except PipeClosed as error:
@@ -153,7 +164,7 @@ class Pipes:
             nursery.cancel_scope.cancel()
         if self._open.get(name) is link:
             del self._open[name]
-            self._on_gone(name)
+            self._handler.on_pipe_gone(name)
         await pipe.aclose()
 
     def _hear(self, name: str, link: "_Link", data: bytearray) -> None:
@@ -165,7 +176,7 @@ class Pipes:
                     raise wire.WireError("flow", f"{MOST_WANTS} wants at once") from None
             case PipeTensor():
                 link.flow.check_received(frame)
-                self._on_tensor(name, link.number, frame)
+                self._handler.on_tensor(name, link.number, frame)
             case PipeAlive():
                 link.doing = f"{frame.doing} step {frame.done} of {frame.all}"
 
@@ -175,7 +186,7 @@ class Pipes:
                 while True:
                     want = to_tell.receive_nowait()
             if self._open.get(name) is link:
-                self._on_want(name, want)
+                self._handler.on_want(name, want)
             await trio.sleep(WANT_SECONDS)
 
     async def _pulse(self, name: str, link: "_Link") -> None:
@@ -183,12 +194,12 @@ class Pipes:
         while True:
             before = link.pipe.came
             await trio.sleep(PULSE_SECONDS)
-            if (alive := self._alive()) is not None and not link.outgoing.statistics().current_buffer_used:
+            if (alive := self._handler.alive()) is not None and not link.outgoing.statistics().current_buffer_used:
                 link.outgoing.send_nowait(alive)
             moving = link.pipe.came - before >= LEAST_RATE * PULSE_SECONDS
             doing, link.doing = link.doing, ""
             if moving or doing:
-                self._on_alive(name, link.number, moving, "sending" if moving else doing)
+                self._handler.on_alive(name, link.number, moving, "sending" if moving else doing)
 
     @staticmethod
     async def _write(link: "_Link", to_send: trio.MemoryReceiveChannel[PipeFrame]) -> None:

@@ -4,7 +4,7 @@ Everything runs in the trio task group of `Session.run`; the machine decides, th
 """
 
 import contextlib
-from functools import partial
+from collections.abc import Mapping
 from random import Random
 
 import trio
@@ -38,7 +38,7 @@ from dlx.p2p import wire
 from dlx.p2p.frames import PipeAlive, PipeTensor, PipeWant
 from dlx.p2p.gossip import Gossiped
 from dlx.p2p.pipe import Pipe
-from dlx.training.inner.traffic import incoming
+from dlx.training.inner.traffic import Incoming, incoming
 from dlx.training.models.placement import Placement
 from dlx.training.slot.records import Trained
 
@@ -63,15 +63,8 @@ class Session:
             context.network.pipes,
             wire.PipeHello(context.run.id, self.replica, self.stage, bytes.fromhex(context.account[2:])),
             len(context.run.manifest.stages),
-            self._member_at,
-            partial(incoming, context.run.manifest, self.stage),
-            self._on_pipe_open,
-            self._on_want,
-            self._on_tensor,
-            self._on_pipe_gone,
+            self,
             context.network.reject,
-            self._alive,
-            self._on_alive,
         )
         self._first_view, self._first_block = view, block
         self.machine: RoundMachine | None = None
@@ -265,25 +258,36 @@ class Session:
             case m.Tensor():
                 self.pipes.post(message.link, message.pipe, message.piece)
 
-    def _on_pipe_open(self, link: str) -> None:
+    # ---- what pipes ask and tell ----
+
+    def member_at(self, stage: int) -> tuple[str, str] | None:
+        """(account, peer id) of our replica's member of a stage."""
+        account = self._view.member_at(self.replica, stage)
+        peer = self._network.peer_of(account) if account else None
+        return (account, peer) if account and peer else None
+
+    def incoming(self, link: str) -> Mapping[str, Incoming]:
+        return incoming(self._run.manifest, self.stage, link)
+
+    def on_pipe_open(self, link: str) -> None:
         self.emit(e.NeighbourWants(link, 0))
 
-    def _on_pipe_gone(self, link: str) -> None:
+    def on_pipe_gone(self, link: str) -> None:
         self.emit(e.NeighbourWants(link, None))
 
-    def _on_want(self, link: str, want: PipeWant) -> None:
+    def on_want(self, link: str, want: PipeWant) -> None:
         self.emit(e.NeighbourWants(link, want.round, want.ready, want.steps))
 
-    def _alive(self) -> PipeAlive | None:
+    def alive(self) -> PipeAlive | None:
         """What neighbours are told that wait for us in a round."""
         if self.machine is None or self.machine.training is None:
             return None
         return PipeAlive("computing", self.progress.step, self.progress.steps)
 
-    def _on_alive(self, link: str, pipe: int, moving: bool, doing: str) -> None:
+    def on_alive(self, link: str, pipe: int, moving: bool, doing: str) -> None:
         self.trainer.post(m.Alive(link, pipe, moving, doing))
 
-    def _on_tensor(self, link: str, pipe: int, piece: PipeTensor) -> None:
+    def on_tensor(self, link: str, pipe: int, piece: PipeTensor) -> None:
         self.trainer.post(m.Tensor(link, pipe, piece))
 
     # ---- actions out ----
@@ -337,12 +341,6 @@ class Session:
     @property
     def _view(self) -> RunView:
         return self.machine.view if self.machine else self._first_view
-
-    def _member_at(self, stage: int) -> tuple[str, str] | None:
-        """(account, peer id) of our replica's member of a stage."""
-        account = self._view.member_at(self.replica, stage)
-        peer = self._network.peer_of(account) if account else None
-        return (account, peer) if account and peer else None
 
     def _report_seal(self, view: RunView, number: int) -> None:
         """The one line per round."""
