@@ -77,8 +77,10 @@ class AbandonRound(Prompt):
 
 @dataclass(frozen=True, slots=True)
 class WantRound(Prompt):
-    """Tell the pipe neighbour at `link` which round this member would train next, whether it and all stages beyond it
-    could start now, and for how many inner steps all of these have time (0: not ready)."""
+    """Tell the pipe neighbour at `link` which round this member would train next.
+
+    `ready`: whether this member and all stages beyond it could start now. `steps`: for how many inner steps all of
+    these have time (0: not ready)."""
 
     link: str
     round: int

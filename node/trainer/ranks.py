@@ -1,7 +1,7 @@
 """A training process of several ranks: torch's elastic launcher keeps them together, and ends all when one has ended.
 
 The training process that was asked to open such a slot becomes their agent. Each rank is a process of its own
-(`python -m dlx.node.trainer.rank`), which finds the agent by a socket in a folder that only we may enter; rank 0 gets
+(`python -m dlx.node.trainer.rank`), which finds the agent by a socket in a folder that only we may enter. Rank 0 gets
 the channel to the network process there, with what came over it so far. Whoever loses the agent ends.
 
 On the other machines of a site `dlx-node rank` is the agent of their ranks.

@@ -1,5 +1,5 @@
 """What this node has to show of its own work: once a round's draw is known, the drawn segment's files become public
-blobs for the manifest's window, and the rest of the round goes (see training.slot.undecided).
+blobs for the manifest's window. The rest of the round goes (see training.slot.undecided).
 
 It looks into the folders of every stage that the node has held: a contribution is answered for also after a move. The
 members of a stage also keep the version that its drawn work began with, which a check begins with too.

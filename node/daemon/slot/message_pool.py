@@ -73,7 +73,7 @@ class MessagePool:
 
     def wanted(self, view: RunView) -> list[tuple[int, int, bool]]:
         """(stage, round, with its seals) that this member should ask others about: all of its own stage's unsealed
-        round, and other stages' contributions where those of a replica that contributed to it are not all here."""
+        round. Other stages' contributions too, where those of a replica that contributed to it are not all here."""
         round = view.next_round(self.stage)
         replicas = self._contributed(self.stage, round)
         found = [(self.stage, round, True)]

@@ -1,8 +1,8 @@
 """Secrets in a file: encrypted under a password, and refused unless every byte is as it was written.
 
 `dlx-sealed` ‖ version (1 byte) ‖ log2 of scrypt's N (1) ‖ salt (16) ‖ nonce (12) ‖ length of the label (1) ‖ label
-‖ ciphertext ‖ tag (16). scrypt (r = 8, p = 1) makes the key for ChaCha20-Poly1305, which authenticates all before the
-ciphertext too. The label is UTF-8 that may be read without the password: what this is, and whose.
+‖ ciphertext ‖ tag (16). The function scrypt (r = 8, p = 1) makes the key for ChaCha20-Poly1305, which authenticates all
+before the ciphertext too. The label is UTF-8 that may be read without the password: what this is, and whose.
 """
 
 import os

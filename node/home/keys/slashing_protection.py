@@ -6,7 +6,7 @@ of one account contradict each other, and the second is refused, when they are
 
 - two different contributions to one (run, stage, round);
 - two seals of one (run, stage, round) after the same seal, with equal payloads, inner steps and multipliers, but other
-  hashes of what they come to: the outer step is a function, so one of them is wrong. Any number of other seals is
+  hashes of what they come to. The outer step is a function, so one of them is wrong. Any number of other seals is
   honest: proposers list different contributions and choose multipliers and plan, and a reorg may put another seal
   before this one.
 
