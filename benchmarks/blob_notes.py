@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TextIO
 
 from dlx.ledger.rpc.endpoint import Endpoint
 from dlx.node.cli import app
-from dlx.node.daemon.slot.executor import SlotHands
+from dlx.node.daemon.slot.executor import Executor, Work
 from dlx.node.daemon.slot.session import Session
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
@@ -110,7 +110,7 @@ def _watch(note: _Notes) -> None:
     """Wrap what each phase goes through."""
     sealing = -1
     emit, on_trainer, carry_out = Session.emit, Session._on_trainer, Session._carry_out
-    on_ledger, start_round, post = Session.on_ledger, SlotHands.start_round, Endpoint._post
+    on_ledger, start_round, post = Session.on_ledger, Executor._start_round, Endpoint._post
 
     def emitting(self: Session, event: e.Event) -> bool:
         match event:
@@ -134,12 +134,12 @@ def _watch(note: _Notes) -> None:
                 note("payload encoded", message.trained.round)
         on_trainer(self, message)
 
-    async def carrying_out(self: Session, task: a.Task) -> None:
+    async def carrying_out(self: Session, task: a.Task, work: Work) -> None:
         nonlocal sealing
         if isinstance(task, a.SendSeal):
             sealing = task.seal.round
             note("quorum", task.seal.round)
-        await carry_out(self, task)
+        await carry_out(self, task, work)
         if isinstance(task, a.GossipContribution):
             note(_DONE["GossipContribution"], task.signed.contribution.round)
 
@@ -149,7 +149,7 @@ def _watch(note: _Notes) -> None:
             note("seal seen", before)
         on_ledger(self, view, block)
 
-    def starting(self: SlotHands, order: a.StartRound) -> None:
+    def starting(self: Executor, order: a.StartRound) -> None:
         note("the next round begins", order.round - 1)
         start_round(self, order)
 
@@ -165,7 +165,7 @@ def _watch(note: _Notes) -> None:
         (Session, "_on_trainer", from_trainer),
         (Session, "_carry_out", carrying_out),
         (Session, "on_ledger", seeing),
-        (SlotHands, "start_round", starting),
+        (Executor, "_start_round", starting),
         (Endpoint, "_post", posting),
     ):
         setattr(owner, name, wrapper)

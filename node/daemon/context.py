@@ -1,4 +1,4 @@
-"""What a session gets from the node around it."""
+"""What a session, and who checks others' work, gets from the node around it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dlx.ground.blobs import BlobStore
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.events import Sealed
 from dlx.node.daemon.metrics import Metrics, Traffic
-from dlx.node.home.keys.slashing_protection import SignedBook
+from dlx.node.home.keys.slashing_protection import SlashingProtection
 from dlx.node.round.rules.deals import Deals
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
@@ -21,30 +21,71 @@ from dlx.training.slot.rounds import Trained
 
 
 @dataclass(frozen=True)
-class RunContext:
-    run: bytes
+class Run:
+    """What is trained."""
+
+    id: bytes
     manifest: Manifest
     manifest_hash: bytes
     data: DataManifest
     deals: Deals
-    account: str
-    account_key: bytes
-    signed: SignedBook
-    client: LedgerClient
-    store: BlobStore
+
+
+@dataclass(frozen=True)
+class Network:
+    """How other nodes are reached."""
+
     exchange: BlobExchange
     gossip: Gossip
-    pipe_service: PipeService
-    metrics: Metrics
-    directory: Path  # of this run's state
-    private_data: Path | None  # a prepared folder to train on instead of the run's data
-    data_cache: int  # bytes of shards that stay when no coming round needs them
-    placement: Placement  # where and how to train, as the operator chose
-    records: MessageSync
+    messages: MessageSync
+    pipes: PipeService
     peer_of: Callable[[str], str | None]  # account -> libp2p peer id, as registered
     reject: Callable[[str, str], None]  # counts something refused: (reason, source)
+
+
+@dataclass(frozen=True)
+class Chain:
+    client: LedgerClient
+    now: Callable[[], float]  # the chain's time, in Unix seconds
+
+
+@dataclass(frozen=True)
+class Storage:
+    blobs: BlobStore
+    directory: Path  # of this run's state
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What the node's operator chose."""
+
+    placement: Placement  # where and how to train
+    private_data: Path | None  # a prepared folder to train on instead of the run's data
+    data_cache: int  # bytes of shards that stay when no coming round needs them
+    rests: Callable[[], bool]  # whether the operator wants the machine now: do the least that counts
+
+
+@dataclass(frozen=True)
+class Observers:
+    """Who counts what happens."""
+
+    metrics: Metrics
+    traffic: Callable[[], Traffic]  # since the start
     on_trained: Callable[[Trained], None]
     on_sealed: Callable[[Sealed, bool], None]  # a seal of our stage, and whether it counts our contribution
-    traffic: Callable[[], Traffic]  # since the start
-    now: Callable[[], float]  # the chain's time, in Unix seconds
-    rests: Callable[[], bool] = lambda: False  # whether the operator wants the machine: do the least that counts
+
+
+@dataclass(frozen=True)
+class RunContext:
+    run: Run
+    signer: SlashingProtection
+    network: Network
+    chain: Chain
+    storage: Storage
+    operator: Operator
+    observers: Observers
+
+    @property
+    def account(self) -> str:
+        """The node's own."""
+        return self.signer.account

@@ -10,19 +10,19 @@ from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.errors import in_words
 from dlx.ledger.errors import LedgerError
 from dlx.node.home.keys.slashing_protection import Contradiction
-from dlx.node.round.faults import ActionFailed, LocalFault
-from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Wrong
+from dlx.node.round.actions import ActionFailed, LocalFault
+from dlx.node.trainer.client import BlobTrouble, LocalTrouble, UnusableInput
 from dlx.p2p.exchange import BlobError, BlobExchange, BlobTooLarge, Tree
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def action_failures() -> Iterator[None]:
     """Raises LocalFault for what this machine is at fault for, ActionFailed for what may go better later."""
     try:
         yield
     except (LocalTrouble, Contradiction, OSError) as error:
         raise LocalFault(in_words(error)) from error
-    except (BlobError, BlobTrouble, Wrong, LedgerError) as error:
+    except (BlobError, BlobTrouble, UnusableInput, LedgerError) as error:
         raise ActionFailed(in_words(error)) from error
 
 

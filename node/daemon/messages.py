@@ -1,9 +1,10 @@
-"""Between the round machine's words and the gossip schemas: signatures are recovered here, and made here."""
+"""Between the round machine's words and the gossip schemas: signatures are recovered here."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from dlx.ledger.typed import Domain, Report, Seal, SignedContribution, TypedError, recover, sign
+from dlx.ledger.typed import Domain, Report, Seal, SignedContribution, TypedError, recover
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.p2p import wire
@@ -37,10 +38,10 @@ def event_of(data: bytes, origin: str, run: bytes, domain: Domain) -> e.Event | 
 
 
 def message_of(
-    action: a.Statement, run: bytes, stage: int, domain: Domain, key: bytes, made: int
+    action: a.Statement, run: bytes, stage: int, made: int, sign_report: Callable[[Report], bytes]
 ) -> wire.GossipMessage:
-    """The action as a message; the same one has the same bytes. Reports are signed here with the account's key, and say
-    when they were `made` (ms)."""
+    """The action as a message; the same one has the same bytes. Reports are signed only now, and say when they were
+    `made` (ms)."""
     match action:
         case a.GossipContribution(signed=signed):
             return wire.ContributionMessage(signed.encode())
@@ -49,12 +50,12 @@ def message_of(
         case a.GossipAttestation(round=round, digest=digest, signature=signature):
             return wire.AttestationMessage(run, stage, round, digest, signature)
         case a.GossipReport(round=round, holding=holding, missing=missing):
-            signature = sign(Report(run, round, stage, made, holding, missing).digest(domain), key)
+            signature = sign_report(Report(run, round, stage, made, holding, missing))
             return wire.ReportMessage(run, stage, round, made, list(holding), list(missing), signature)
     raise AssertionError(action)
 
 
-@lru_cache(maxsize=4096)  # a record may come by gossip and by request, and again while it cannot be judged yet
+@lru_cache(maxsize=4096)  # a message may come by gossip and by request, and again while it cannot be judged yet
 def _read(data: bytes, run: bytes, domain: Domain) -> e.Event | None:
     message = wire.decode(data)
     if isinstance(message, wire.ContributionMessage):
@@ -62,7 +63,7 @@ def _read(data: bytes, run: bytes, domain: Domain) -> e.Event | None:
         return e.ContributionSeen(signed, signed.signer(domain), "")
     if not isinstance(message, wire.GossipMessage):
         raise wire.WireError("schema", "not a gossip message")
-    if isinstance(message, wire.VerdictMessage) or message.run != run:  # verdicts are the judge's
+    if isinstance(message, wire.VerdictMessage) or message.run != run:  # verdicts are the verifier's
         return None
     match message:
         case wire.ProposalMessage():

@@ -25,27 +25,25 @@ from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import Follower
 from dlx.node.daemon.challenges.draws import Draws
 from dlx.node.daemon.challenges.evidence import Effort
-from dlx.node.daemon.challenges.responder import Custody
-from dlx.node.daemon.challenges.verifier import Judge
-from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.data.mirror import Mirror
-from dlx.node.daemon.data.public_data import PublicData, private_folder
-from dlx.node.daemon.inbound import Door
+from dlx.node.daemon.challenges.responder import ChallengeResponder
+from dlx.node.daemon.challenges.verifier import Verifier
+from dlx.node.daemon.context import Chain, Network, Observers, Operator, Run, RunContext, Storage
+from dlx.node.daemon.data.public_data import DataMirror, PublicData, private_folder
+from dlx.node.daemon.inbound import Inbound
 from dlx.node.daemon.membership.eligibility import notices
 from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.membership.rest import Rest
-from dlx.node.daemon.membership.tally import Tally
 from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic
-from dlx.node.daemon.metrics import Metrics, Traffic
+from dlx.node.daemon.metrics import Metrics, SealCounter, Traffic
 from dlx.node.daemon.slot.assignment import Assignment
-from dlx.node.daemon.supervisor import Supervisor, Well
+from dlx.node.daemon.supervisor import ReportHealthy, Supervisor
 from dlx.node.home import logs
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.keys.identity import Account, NodeKey
 from dlx.node.home.keys.site import Site
-from dlx.node.home.keys.slashing_protection import SignedBook
+from dlx.node.home.keys.slashing_protection import SlashingProtection
 from dlx.node.home.ledgers import ask_first_funds
 from dlx.node.round.challenges.draw import MOST_WINDOW
 from dlx.node.round.rules.deals import Deals
@@ -94,7 +92,7 @@ class Node:
         self._supervisor = Supervisor(self._metrics.failed)
         self._clock = ChainClock()
         self._follower = Follower(client, startup.run, self._clock, lambda: self._assignment.awaits_chain)
-        self._signed = SignedBook(datadir.signed, account)
+        self._signer = SlashingProtection(datadir.signed, startup.account.secret, client.domain)
         self._store = BlobStore(datadir.blobs, settings.disk_quota or None, settings.disk_floor)
         self._host = self._make_host()
         self._metrics.count_bytes(self._traffic, self._host.protocols)
@@ -114,17 +112,18 @@ class Node:
         self._assignment = Assignment(
             self._follower, self._membership, self._supervisor, startup.stage, startup.settings.placement, self._rest
         )
-        self._judge: Judge | None = None
-        self._door = Door(self._host, self._gossip, lambda: self._assignment.session, lambda: self._judge)
+        self._verifier: Verifier | None = None
+        self._inbound = Inbound(self._host, self._gossip, lambda: self._assignment.session, lambda: self._verifier)
         directory = datadir.state / startup.run.hex()[:16]
         self._verdicts = VerdictStore(directory / FILE, startup.run, client.domain)
         self._verdict_exchange = VerdictExchange(self._host, self._verdicts.listed)
         self._effort = Effort(settings.audit_share)
-        self._tally = Tally(self._metrics)
+        self._seal_counter = SealCounter(self._metrics)
         self._overview = Overview(
             run=startup.run, account=account, rpc_url=settings.rpc_url, host=self._host, follower=self._follower,
-            membership=self._membership, assignment=self._assignment, tally=self._tally, supervisor=self._supervisor,
-            clock=self._clock, metrics=self._metrics, traffic=self._traffic, rest=self._rest,
+            membership=self._membership, assignment=self._assignment, seal_counter=self._seal_counter,
+            supervisor=self._supervisor, clock=self._clock, metrics=self._metrics, traffic=self._traffic,
+            rest=self._rest,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -144,7 +143,7 @@ class Node:
             for address in self._host.addresses:
                 log.info("listening", address=address)
             nursery.start_soon(keep, "following the chain", self._follower.run)
-            nursery.start_soon(keep, "hearing peers", self._door.run)
+            nursery.start_soon(keep, "hearing peers", self._inbound.run)
             nursery.start_soon(keep, "meeting members", self._meet_members)
             nursery.start_soon(keep, "measuring", self._measure)
             nursery.start_soon(keep, "minding the slot", self._mind)
@@ -191,7 +190,7 @@ class Node:
                 )
         self._scope.cancel()
 
-    async def _register(self, well: Well) -> None:
+    async def _register(self, report_healthy: ReportHealthy) -> None:
         seen = await self._follower.first()
         if not seen.view.created:
             raise Failure(f"the ledger at {self._client.ledger} knows no run 0x{self._startup.run.hex()}")
@@ -204,7 +203,7 @@ class Node:
         await trio.to_thread.run_sync(ask_first_funds, settings, account, abandon_on_cancel=True)
         await self._membership.register()
 
-    async def _prepare(self, well: Well) -> None:
+    async def _prepare(self, report_healthy: ReportHealthy) -> None:
         """Have the run's manifest and the list of its data; then the slot opens."""
         startup, public = self._startup, PublicData(self._store, self._exchange)
         view = (await self._follower.first()).view
@@ -224,34 +223,33 @@ class Node:
         self._client.confirm(manifest.confirmations)
         directory = startup.datadir.state / startup.run.hex()[:16]
         directory.mkdir(parents=True, exist_ok=True)
+        settings, inbound = startup.settings, self._inbound
         context = RunContext(
-            run=startup.run, manifest=manifest, manifest_hash=view.config.manifest, data=listed,
-            deals=Deals.of(manifest),
-            account=startup.account.address, account_key=startup.account.secret, signed=self._signed,
-            client=self._client, store=self._store, exchange=self._exchange, gossip=self._gossip,
-            pipe_service=self._door.pipes, metrics=self._metrics, directory=directory,
-            private_data=private, data_cache=startup.settings.data_cache,
-            placement=startup.settings.placement, records=self._door.records,
-            peer_of=self._peer_of, reject=self._reject, on_trained=self._on_trained, on_sealed=self._tally.add,
-            traffic=self._traffic, now=self._clock.now, rests=lambda: self._rest.state.value is not None,
-        )  # fmt: skip
+            Run(startup.run, manifest, view.config.manifest, listed, Deals.of(manifest)),
+            self._signer,
+            Network(self._exchange, self._gossip, inbound.messages, inbound.pipes, self._peer_of, self._reject),
+            Chain(self._client, self._clock.now),
+            Storage(self._store, directory),
+            Operator(settings.placement, private, settings.data_cache, lambda: self._rest.state.value is not None),
+            Observers(self._metrics, self._traffic, self._on_trained, self._seal_counter.add),
+        )
         self._assignment.open(context)
         self._context = context
 
     def _answer_for_work(self, nursery: trio.Nursery) -> None:
         """Serve what is drawn of our own work, and check others'."""
         keep, context = self._supervisor.keep, self._context
-        draws = Draws(self._follower, context.manifest, self._client.block_hash, self._clock.now)
-        custody = Custody(context, draws.rounds, self._view)
-        judge = Judge(
+        draws = Draws(self._follower, context.run.manifest, self._client.block_hash, self._clock.now)
+        responder = ChallengeResponder(context, draws.rounds, self._view)
+        verifier = Verifier(
             context, draws, self._verdicts, self._verdict_exchange, self._effort, self._view, self._host.agreed
         )
-        self._overview.custody, self._overview.judge, self._judge = custody, judge, judge
+        self._overview.responder, self._overview.verifier, self._verifier = responder, verifier, verifier
         nursery.start_soon(keep, "drawing", draws.run)
-        nursery.start_soon(keep, "keeping drawn work", custody.run)
-        nursery.start_soon(keep, "checking others' work", judge.run)
+        nursery.start_soon(keep, "keeping drawn work", responder.run)
+        nursery.start_soon(keep, "checking others' work", verifier.run)
         if self._startup.settings.mirror_data:
-            nursery.start_soon(keep, "mirroring the data", Mirror(context).run)
+            nursery.start_soon(keep, "mirroring the data", DataMirror(context).run)
 
     def _view(self) -> RunView | None:
         seen = self._follower.seen.value
@@ -272,7 +270,7 @@ class Node:
             settings.up_limit, settings.down_limit,
         )  # fmt: skip
 
-    async def _meet_members(self, well: Well) -> None:
+    async def _meet_members(self, report_healthy: ReportHealthy) -> None:
         """Stay connected to those whom the ledger names, and keep places for them."""
         async for seen in self._follower.seen.values():
             if seen is not None:
@@ -304,7 +302,7 @@ class Node:
         log.debug("refused", reason=reason, source=source)
         self._metrics.rejected(reason)
 
-    async def _mind(self, well: Well) -> None:
+    async def _mind(self, report_healthy: ReportHealthy) -> None:
         """Tell a person once what may cost this node its slot."""
         account, known = self._startup.account.address, set[str]()
         async for seen in self._follower.seen.values():
@@ -315,7 +313,7 @@ class Node:
                 log.warning(notice)
             known = found
 
-    async def _measure(self, well: Well) -> None:
+    async def _measure(self, report_healthy: ReportHealthy) -> None:
         while True:
             seen = self._follower.seen.value
             if seen is not None:

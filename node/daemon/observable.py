@@ -8,7 +8,7 @@ import trio
 T = TypeVar("T")
 
 
-class Watch(Generic[T]):
+class Observable(Generic[T]):
     """Set by one part, read by any number."""
 
     def __init__(self, value: T) -> None:

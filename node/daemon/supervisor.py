@@ -13,8 +13,8 @@ from dlx.node.home.errors import Failure
 
 log = logs.get(__name__)
 
-Well = Callable[[], None]  # a part calls it when its work goes well: what failed before is forgotten
-Work = Callable[[Well], Awaitable[None]]
+ReportHealthy = Callable[[], None]  # a part calls it when its work goes well: what failed before is forgotten
+Work = Callable[[ReportHealthy], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Supervisor:
         """
         failures = 0
 
-        def well() -> None:
+        def report_healthy() -> None:
             nonlocal failures
             failures = 0
             self.troubles.pop(part, None)
@@ -51,7 +51,7 @@ class Supervisor:
         try:
             while True:
                 try:
-                    return await work(well)
+                    return await work(report_healthy)
                 except Exception as raised:
                     if failure := next((leaf for leaf in leaves(raised) if isinstance(leaf, Failure)), None):
                         raise failure from None

@@ -60,7 +60,7 @@ class DataDir:
 
     @property
     def signed(self) -> Path:
-        """What the folder's accounts have signed: see SignedBook."""
+        """What the folder's accounts have signed: see SlashingProtection."""
         return self.state / "signed.sqlite"
 
     @property

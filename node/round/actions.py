@@ -1,77 +1,38 @@
-"""What the round machine asks for. Each action runs itself with the session's `Hands`, and says how it is retried.
+"""What the round machine asks for, as plain data; each also says what it is about, and how it is tried again.
 
 A `Prompt` action is carried out at once, in the order of asking, and cannot fail. A `Task` takes its time and comes to
-an event; where it cannot be done now it raises ActionFailed.
+an event; where it cannot be done now it is asked for again after a while. `daemon.slot.executor` does them, and raises
+what can go wrong with one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal
 
 from dlx.ground.backoff import Backoff
 from dlx.ledger.typed import Plan, Seal, SignedContribution
-from dlx.node.round import events as e
-from dlx.node.round.faults import BadPayload, BadStatement, Differs
-from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts
-from dlx.training.outer.policy import Measured
 from dlx.training.slot.rounds import Trained
 
 
-class Hands(Protocol):
-    """What actions need done in the world; the session does it. Coroutines raise ActionFailed."""
+class Retried:
+    """Asked for again after a failure, one at a time for each `key`."""
 
-    def start_round(self, order: StartRound) -> None: ...
+    __slots__ = ()
 
-    def stop_round(self, reason: str) -> None: ...
+    @property
+    def name(self) -> str:
+        """For people and metrics."""
+        return type(self).__name__
 
-    def want_round(self, link: str, round: int, ready: bool, steps: int) -> None: ...
+    @property
+    def retry(self) -> Backoff:
+        return Backoff(first=1, cap=30)
 
-    def reset_pipes(self, reason: str) -> None: ...
-
-    def reject(self, reason: str, source: str) -> None: ...
-
-    async def fetch(self, signed: SignedContribution) -> PayloadFacts:
-        """Have a payload on disk and decoded. Raises BadPayload too, and BadStatement."""
-
-    async def check(self, signed: SignedContribution) -> None:
-        """Compare a statement with what its account stated before. Raises BadStatement where it does not follow."""
-
-    async def outer(self, round: int, listed: Sequence[SignedContribution], multipliers: Sequence[int]) -> OuterResult:
-        """V[s,round+1] over these contributions."""
-
-    async def measure(self, round: int, listed: Sequence[SignedContribution]) -> Measured: ...
-
-    async def have_samples(self, round: int) -> None:
-        """Have the shards on disk that our samples of a round lie in."""
-
-    async def adopt(self, version: int) -> None:
-        """Have V[s,version] on disk as it was sealed. Raises Differs too."""
-
-    async def contribute(self, trained: Trained, plan: Plan, exchange_seconds: float | None) -> SignedContribution:
-        """Our statement about a trained round, signed and on disk."""
-
-    async def sign(self, seal: Seal) -> bytes:
-        """Our signature over its digest. Raises Differs for another result of inputs that we signed for before."""
-
-    async def keep_evidence(self, first: SignedContribution, second: SignedContribution) -> None: ...
-
-    async def gossip(self, statement: Statement) -> None: ...
-
-    # Transactions: each gives the number of the block that took it.
-
-    async def send_seal(self, seal: Seal, signatures: bytes) -> int: ...
-
-    async def send_accuse(self, account: str) -> int: ...
-
-    async def send_answer(self) -> int: ...
-
-    async def send_evict(self, account: str) -> int: ...
-
-    async def send_move_down(self) -> int: ...
-
-    async def send_deal(self, replica: int) -> int: ...
+    def key(self) -> Hashable:
+        """What it is about."""
+        return self.name
 
 
 class Prompt:
@@ -79,29 +40,18 @@ class Prompt:
 
     __slots__ = ()
 
-    def act(self, hands: Hands) -> None:
-        raise NotImplementedError
 
-
-class Task:
+class Task(Retried):
     """Carried out beside everything else; what it comes to is the machine's `Done`, or `Failed`."""
 
     __slots__ = ()
-    retry: ClassVar[Backoff] = Backoff(first=1, cap=30)
-
-    def key(self) -> Hashable:
-        """What it is about: one at a time for each."""
-        return type(self).__name__
-
-    async def run(self, hands: Hands) -> e.Event | None:
-        raise NotImplementedError
 
 
 # ---- the round ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class StartRound(Prompt):
+class StartRound(Prompt, Retried):
     """Train the first `steps` of `round` from `base`, of `own_steps` that this member has time for; `left_out` are own
     payloads to fold back. It ends with RoundFinished, or with RoundAbandoned: then the next start waits, whichever
     round that is, because what spoils one spoils the next."""
@@ -115,12 +65,6 @@ class StartRound(Prompt):
     left_out: tuple[bytes, ...]
     retry: ClassVar[Backoff] = Backoff(first=0.5, cap=30)
 
-    def key(self) -> Hashable:
-        return START
-
-    def act(self, hands: Hands) -> None:
-        hands.start_round(self)
-
 
 START = StartRound.__name__
 
@@ -130,22 +74,18 @@ class AbandonRound(Prompt):
     round: int
     reason: str
 
-    def act(self, hands: Hands) -> None:
-        hands.stop_round(self.reason)
-
 
 @dataclass(frozen=True, slots=True)
 class WantRound(Prompt):
-    """Tell the pipe neighbour at `link` which round this member would train next, whether it and all stages beyond it
-    could start now, and for how many inner steps all of these have time (0: not ready)."""
+    """Tell the pipe neighbour at `link` which round this member would train next.
+
+    `ready`: whether this member and all stages beyond it could start now. `steps`: for how many inner steps all of
+    these have time (0: not ready)."""
 
     link: str
     round: int
     ready: bool
     steps: int
-
-    def act(self, hands: Hands) -> None:
-        hands.want_round(self.link, self.round, self.ready, self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +93,6 @@ class ResetPipes(Prompt):
     """Break the pipes: a neighbour may already wait in a round that this member will not train."""
 
     reason: str
-
-    def act(self, hands: Hands) -> None:
-        hands.reset_pipes(self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,31 +102,20 @@ class Reject(Prompt):
     reason: str
     source: str
 
-    def act(self, hands: Hands) -> None:
-        hands.reject(self.reason, self.source)
-
 
 # ---- payloads and versions ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPayload(Task):
+    """Have a contribution's payload on disk, and know that it decodes."""
+
     signed: SignedContribution
     retry: ClassVar[Backoff] = Backoff(first=1, cap=15)
 
     def key(self) -> Hashable:
         statement = self.signed.contribution
         return "payload", statement.round, statement.payload, statement.payload_size, statement.payload_root
-
-    async def run(self, hands: Hands) -> e.Event:
-        statement = self.signed.contribution
-        try:
-            facts = await hands.fetch(self.signed)
-        except BadPayload as error:
-            return e.PayloadRefused(statement.round, statement.payload, error.reason)
-        except BadStatement as error:  # others may state the same payload, and be right
-            return e.StatementRefused(statement.round, statement.hash(), error.reason)
-        return e.PayloadReady(statement.round, statement.payload, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +127,6 @@ class CheckStatement(Task):
 
     def key(self) -> Hashable:
         return "statement", self.signed.contribution.hash()
-
-    async def run(self, hands: Hands) -> e.Event:
-        statement = self.signed.contribution
-        try:
-            await hands.check(self.signed)
-        except BadStatement as error:
-            return e.StatementRefused(statement.round, statement.hash(), error.reason)
-        return e.StatementSound(statement.round, statement.hash())
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +140,6 @@ class ComputeOuter(Task):
     def key(self) -> Hashable:
         return "outer", self.round, names(self.listed), self.multipliers
 
-    async def run(self, hands: Hands) -> e.Event:
-        result = await hands.outer(self.round, self.listed, self.multipliers)
-        return e.OuterComputed(self.round, names(self.listed), self.multipliers, result)
-
 
 @dataclass(frozen=True, slots=True)
 class MeasurePolicy(Task):
@@ -237,20 +151,13 @@ class MeasurePolicy(Task):
     def key(self) -> Hashable:
         return "policy", self.round, names(self.listed)
 
-    async def run(self, hands: Hands) -> e.Event:
-        return e.PolicyMeasured(self.round, names(self.listed), await hands.measure(self.round, self.listed))
-
 
 @dataclass(frozen=True, slots=True)
 class HaveSamples(Task):
-    """The training data of a round: most often it is here already, see daemon.shards."""
+    """Have the shards on disk that our samples of a round lie in: most often they are, see daemon.data.shards."""
 
     round: int
     retry: ClassVar[Backoff] = Backoff(first=1, cap=15)
-
-    async def run(self, hands: Hands) -> e.Event:
-        await hands.have_samples(self.round)
-        return e.SamplesHere(self.round)
 
 
 HAVE_SAMPLES = HaveSamples.__name__
@@ -261,13 +168,6 @@ class AdoptVersion(Task):
     """Make V[s,version] ours: by the outer step over the sealed payloads when `version - 1` is here, else by hash."""
 
     version: int
-
-    async def run(self, hands: Hands) -> e.Event:
-        try:
-            await hands.adopt(self.version)
-        except Differs as error:
-            return e.VersionDiffers(self.version, str(error))
-        return e.VersionAdopted(self.version)
 
 
 # ---- statements ---------------------------------------------------------------------------------------------------
@@ -281,23 +181,16 @@ class Contribute(Task):
     plan: Plan
     exchange_seconds: float | None
 
-    async def run(self, hands: Hands) -> e.Event:
-        return e.RoundTrained(await hands.contribute(self.trained, self.plan, self.exchange_seconds))
-
 
 @dataclass(frozen=True, slots=True)
 class SignSeal(Task):
+    """Sign the digest of a seal, unless we signed another result of the same inputs before."""
+
     seal: Seal
     digest: bytes
 
     def key(self) -> Hashable:
         return "sign", self.digest
-
-    async def run(self, hands: Hands) -> e.Event:
-        try:
-            return e.SealSigned(self.digest, await hands.sign(self.seal))
-        except Differs as error:
-            return e.VersionDiffers(self.seal.round + 1, str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,18 +203,11 @@ class KeepEvidence(Task):
     def key(self) -> Hashable:
         return "evidence", self.second.contribution.hash()
 
-    async def run(self, hands: Hands) -> e.Event:
-        await hands.keep_evidence(self.first, self.second)
-        return e.EvidenceKept(self.second)
-
 
 class Statement(Task):
     """Said to everybody. It is repeated until the round is sealed, whether or not this time it went out."""
 
     __slots__ = ()
-
-    async def run(self, hands: Hands) -> None:
-        await hands.gossip(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,14 +243,6 @@ class Transaction(Task):
     """Once mined it is not sent again before the view contains its block: until then nothing says that it counts."""
 
     __slots__ = ()
-    retry: ClassVar[Backoff] = Backoff(first=2, cap=60)
-
-    async def run(self, hands: Hands) -> e.Event:
-        return e.Mined(await self.send(hands))
-
-    async def send(self, hands: Hands) -> int:
-        """The number of the block that took it."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,61 +254,33 @@ class SendSeal(Transaction):
     def key(self) -> Hashable:
         return "seal", self.seal.round
 
-    async def send(self, hands: Hands) -> int:
-        return await hands.send_seal(self.seal, self.signatures)
+
+Call = Literal["accuse", "answer", "deal", "evict", "move_down"]
 
 
 @dataclass(frozen=True, slots=True)
-class SendAccuse(Transaction):
-    account: str
+class Send(Transaction):
+    """A call of the ledger about `subject`.
+
+    - "accuse", "evict": a member, by its account.
+    - "answer": none. We were accused and are alive.
+    - "deal": a complete replica that is not counted any more, and nobody can prove who breaks it.
+    - "move_down": none. A lower replica has a free slot of our stage.
+    """
+
+    call: Call
+    subject: str | int | None = None
+
+    @property
+    def name(self) -> str:
+        return "Send" + self.call.title().replace("_", "")
+
+    @property
+    def retry(self) -> Backoff:
+        return Backoff(first=1, cap=5) if self.call == "answer" else Backoff(first=2, cap=60)
 
     def key(self) -> Hashable:
-        return "accuse", self.account
-
-    async def send(self, hands: Hands) -> int:
-        return await hands.send_accuse(self.account)
-
-
-@dataclass(frozen=True, slots=True)
-class SendAnswer(Transaction):
-    """We were accused and are alive."""
-
-    retry: ClassVar[Backoff] = Backoff(first=1, cap=5)
-
-    async def send(self, hands: Hands) -> int:
-        return await hands.send_answer()
-
-
-@dataclass(frozen=True, slots=True)
-class SendEvict(Transaction):
-    account: str
-
-    def key(self) -> Hashable:
-        return "evict", self.account
-
-    async def send(self, hands: Hands) -> int:
-        return await hands.send_evict(self.account)
-
-
-@dataclass(frozen=True, slots=True)
-class SendMoveDown(Transaction):
-    """A lower replica has a free slot of our stage."""
-
-    async def send(self, hands: Hands) -> int:
-        return await hands.send_move_down()
-
-
-@dataclass(frozen=True, slots=True)
-class SendDeal(Transaction):
-    """A complete replica is not counted any more, and nobody can prove who breaks it."""
-
-    replica: int
-
-    def key(self) -> Hashable:
-        return "deal", self.replica
-
-    async def send(self, hands: Hands) -> int:
-        return await hands.send_deal(self.replica)
+        return self.call, self.subject
 
 
 Action = Prompt | Task
@@ -439,3 +289,35 @@ Action = Prompt | Task
 def names(listed: Sequence[SignedContribution]) -> tuple[bytes, ...]:
     """The names of contributions."""
     return tuple(signed.contribution.hash() for signed in listed)
+
+
+# ---- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+class ActionFailed(Exception):
+    """What was asked could not be done now; the message says why in one line. It is asked for again after a while."""
+
+
+class LocalFault(ActionFailed):
+    """This machine is at fault (its disk, its memory, its training process): it says nothing about what was asked."""
+
+
+class BadPayload(Exception):
+    """The bytes are what their name says and can never count: `reason` is a short metric label."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(detail or reason)
+        self.reason = reason
+
+
+class BadStatement(Exception):
+    """A statement that does not follow from what its account stated before, or contradicts itself: `reason` is a short
+    metric label."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Differs(Exception):
+    """Recomputed from inputs that are what their names say, a version is not what its seal says."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dlx.ledger.typed import Seal, SignedContribution
 from dlx.ledger.view.run_view import RunView
-from dlx.node.round.pending import Asked
+from dlx.node.round.actions import Retried
 from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.rounds import Trained
@@ -212,7 +212,7 @@ class Mined:
 class Done:
     """What was asked for was done, and this came of it."""
 
-    action: Asked
+    action: Retried
     outcome: "Event"
 
 
@@ -220,7 +220,7 @@ class Done:
 class Failed:
     """What was asked for could not be done now; `local`: by a fault of this machine."""
 
-    action: Asked
+    action: Retried
     reason: str
     local: bool = False
 

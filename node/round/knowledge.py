@@ -1,4 +1,4 @@
-"""What a member has heard of the open rounds: every statement is judged on arrival, then kept in its round's book."""
+"""What a member has heard of the open rounds: every statement is judged on arrival, then kept in its round's state."""
 
 from collections import deque
 
@@ -6,11 +6,10 @@ from dlx.ledger.typed import Contribution, SignedContribution
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.arrivals import Arrivals
 from dlx.node.round.liveness import Liveness
 from dlx.node.round.pending import Pending
-from dlx.node.round.round_state import Book, Proposal
-from dlx.node.round.rules.inclusion import Reports, merged, trusted_names
+from dlx.node.round.round_state import Proposal, RoundState
+from dlx.node.round.rules.inclusion import Arrivals, Reports, merged, trusted_names
 from dlx.node.round.rules.plans import has_round, plan_of
 from dlx.node.round.rules.round_rules import PayloadFacts, Rules, attempt_at, may_count, proposers, refusal
 
@@ -22,13 +21,13 @@ MAX_EARLY = 256  # contributions to rounds that our view of the ledger does not 
 
 
 class Knowledge:
-    """The books of one member of `stage`. `view` is its newest view of the ledger."""
+    """The states of one member of `stage`. `view` is its newest view of the ledger."""
 
     def __init__(
         self, rules: Rules, account: str, stage: int, view: RunView, pending: Pending, liveness: Liveness
     ) -> None:
         self.view = view
-        self.books: dict[int, Book] = {}
+        self.states: dict[int, RoundState] = {}
         self.arrivals = Arrivals()
         self._rules, self._account, self._stage = rules, account, stage
         self._pending, self._liveness = pending, liveness
@@ -42,41 +41,41 @@ class Knowledge:
         """The lowest round of our stage without a seal."""
         return self.view.next_round(self._stage)
 
-    def book(self, round: int) -> Book:
-        return self.books.setdefault(round, Book(round))
+    def state(self, round: int) -> RoundState:
+        return self.states.setdefault(round, RoundState(round))
 
-    def usable(self, book: Book) -> dict[int, bytes]:
+    def usable(self, state: RoundState) -> dict[int, bytes]:
         """replica -> the contribution for it that we would list, ascending replicas."""
-        return book.usable(lambda statement: may_count(self.view, statement) and self.is_whole(statement))
+        return state.usable(lambda statement: may_count(self.view, statement) and self.is_whole(statement))
 
-    def holding(self, book: Book) -> tuple[bytes, ...]:
+    def holding(self, state: RoundState) -> tuple[bytes, ...]:
         """What a report names."""
-        return book.holding(self.is_whole)
+        return state.holding(self.is_whole)
 
-    def expected(self, book: Book, by: float) -> set[int]:
+    def expected(self, state: RoundState, by: float) -> set[int]:
         """The replicas of which something was heard by then that may become usable."""
-        only = (names[0] for names in book.by_signer.values() if len(names) == 1)
-        names = (name for name in only if book.heard[name] <= by)
-        heard = (book.contributions[name].contribution for name in names if name not in book.unsound)
-        return {one.replica for one in heard if one.payload not in book.refused and may_count(self.view, one)}
+        only = (names[0] for names in state.by_signer.values() if len(names) == 1)
+        names = (name for name in only if state.heard[name] <= by)
+        heard = (state.contributions[name].contribution for name in names if name not in state.unsound)
+        return {one.replica for one in heard if one.payload not in state.refused and may_count(self.view, one)}
 
-    def holds(self, book: Book, name: bytes) -> bool:
+    def holds(self, state: RoundState, name: bytes) -> bool:
         """Whether we could sign for the contribution: its payload is ready, and its replica finished the round."""
-        return book.is_ready(name) and self.is_whole(book.contributions[name].contribution)
+        return state.is_ready(name) and self.is_whole(state.contributions[name].contribution)
 
-    def is_heard(self, book: Book, name: bytes) -> bool:
+    def is_heard(self, state: RoundState, name: bytes) -> bool:
         """Whether no statement of a contribution is lacking: its own, and those of the replica's other stages."""
-        return name in book.contributions and self.is_whole(book.contributions[name].contribution)
+        return name in state.contributions and self.is_whole(state.contributions[name].contribution)
 
-    def missing(self, book: Book) -> tuple[bytes, ...]:
+    def missing(self, state: RoundState) -> tuple[bytes, ...]:
         """What others hold for sure and we do not, though nothing but a statement may be lacking: who has them repeats
         them. (Payloads of what we have heard are fetched anyway.)"""
-        names = trusted_names(self.view, self._stage, book.reports)
-        return tuple(sorted(name for name in names if not self.is_heard(book, name)))[:MAX_MISSING]
+        names = trusted_names(self.view, self._stage, state.reports)
+        return tuple(sorted(name for name in names if not self.is_heard(state, name)))[:MAX_MISSING]
 
-    def reports(self, book: Book) -> Reports:
+    def reports(self, state: RoundState) -> Reports:
         """What the members say they hold of a round, ourselves among them."""
-        return {**book.reports, self._account: frozenset(self.holding(book))}
+        return {**state.reports, self._account: frozenset(self.holding(state))}
 
     def is_whole(self, statement: Contribution) -> bool:
         """Whether every other stage of the replica was seen to contribute as many inner steps to the round too, or was
@@ -98,8 +97,8 @@ class Knowledge:
 
     def see_ledger(self, view: RunView, now: float, out: list[a.Action]) -> None:
         self.view = view
-        for round in [round for round in self.books if round < self.unsealed - 1]:
-            del self.books[round]
+        for round in [round for round in self.states if round < self.unsealed - 1]:
+            del self.states[round]
         self._made = {round: made for round, made in self._made.items() if round >= self.unsealed}
         early = list(self._early)
         self._early.clear()
@@ -125,9 +124,9 @@ class Knowledge:
         self._note_made(event.signed)
         if statement.stage != self._stage:
             return
-        book = self.book(statement.round)
-        verdict, first = book.add(event.signed, now)
-        if verdict in ("new", "conflict") and (fault := book.misstated(statement)):
+        state = self.state(statement.round)
+        verdict, first = state.add(event.signed, now)
+        if verdict in ("new", "conflict") and (fault := state.misstated(statement)):
             out.append(a.Reject(fault, statement.account))
         if verdict == "conflict" and first is not None:
             self.evidence[event.signed.contribution.hash()] = a.KeepEvidence(first, event.signed)
@@ -147,10 +146,10 @@ class Knowledge:
             out.append(a.Reject("not_the_proposer", event.signer))
             return
         digest = event.seal.digest(self._rules.domain)
-        book = self.book(event.seal.round)
+        state = self.state(event.seal.round)
         proposal = Proposal(event.seal, event.attempt, event.signer, now)
-        if book.propose(digest, proposal):
-            book.sign(digest, event.signer, event.signature)
+        if state.propose(digest, proposal):
+            state.sign(digest, event.signer, event.signature)
         else:
             out.append(a.Reject("too_many_proposals", event.signer))
 
@@ -161,7 +160,7 @@ class Knowledge:
             self._hear(event.signer, event.stage, event.round, now)
         if event.stage != self._stage or event.round != self.unsealed:
             return
-        self.book(event.round).sign(event.digest, event.signer, event.signature)
+        self.state(event.round).sign(event.digest, event.signer, event.signature)
 
     def see_report(self, event: e.ReportSeen, now: float, out: list[a.Action]) -> None:
         if self._refuse_signer(event.signer, event.stage, "report", out):
@@ -170,11 +169,11 @@ class Knowledge:
             self._hear(event.signer, event.stage, event.round, now)
         if event.stage != self._stage or event.round != self.unsealed:
             return
-        book = self.book(event.round)
-        reported = book.reports.get(event.signer, frozenset())
-        book.reports[event.signer] = merged(reported, event.holding, book.contributions)
+        state = self.state(event.round)
+        reported = state.reports.get(event.signer, frozenset())
+        state.reports[event.signer] = merged(reported, event.holding, state.contributions)
         for name in event.missing:
-            signed = book.contributions.get(name)
+            signed = state.contributions.get(name)
             if signed is not None and self._pending.due(("help", name), now, HELP_SECONDS):
                 stated = self._made.get(event.round, {}).get(signed.contribution.replica, {}).values()
                 mates = [one for steps in stated for one in steps.values()]
@@ -182,42 +181,42 @@ class Knowledge:
                 out += [a.GossipContribution(one) for one in statements.values()]
 
     def see_payload(self, event: e.PayloadReady | e.PayloadRefused, now: float) -> list[a.Action]:
-        book = self.books.get(event.round)
+        state = self.states.get(event.round)
         if isinstance(event, e.PayloadRefused):
-            if book is not None:
-                book.refused.add(event.payload)
+            if state is not None:
+                state.refused.add(event.payload)
             return [a.Reject(event.reason, event.payload.hex())]
-        if book is None:
+        if state is None:
             return []
-        book.ready[event.payload] = event.facts
+        state.ready[event.payload] = event.facts
         stating = [
-            (one.contribution, now - book.heard[name])
-            for name, one in book.contributions.items()
+            (one.contribution, now - state.heard[name])
+            for name, one in state.contributions.items()
             if one.contribution.payload == event.payload
         ]
         for statement, seconds in stating:
-            self.arrivals.came(statement.replica, seconds)
-        return [a.Reject(fault, one.account) for one, _ in stating if (fault := book.misstated(one))]
+            self.arrivals.add(statement.replica, seconds)
+        return [a.Reject(fault, one.account) for one, _ in stating if (fault := state.misstated(one))]
 
     def see_statement(self, event: e.StatementSound | e.StatementRefused) -> list[a.Action]:
-        book = self.books.get(event.round)
+        state = self.states.get(event.round)
         if isinstance(event, e.StatementSound):
-            if book is not None:
-                book.sound.add(event.name)
+            if state is not None:
+                state.sound.add(event.name)
             return []
-        if book is not None:
-            book.unsound.add(event.name)
+        if state is not None:
+            state.unsound.add(event.name)
         return [a.Reject(event.reason, event.name.hex())]
 
     def file_own(self, signed: SignedContribution, here: bool, now: float) -> None:
         """Our own contribution needs no judge; `here`: its payload is on our disk, as it may not be after a move."""
         if signed.contribution.round >= self.unsealed:
-            book = self.book(signed.contribution.round)
-            book.add(signed, now)
-            book.sound.add(signed.contribution.hash())
+            state = self.state(signed.contribution.round)
+            state.add(signed, now)
+            state.sound.add(signed.contribution.hash())
             if here:
                 facts = PayloadFacts(signed.contribution.payload_size, signed.contribution.payload_root)
-                book.ready[signed.contribution.payload] = facts
+                state.ready[signed.contribution.payload] = facts
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
@@ -230,10 +229,10 @@ class Knowledge:
                 steps.setdefault(statement.inner_steps, signed)
 
     def _is_vouched_for(self, statement: Contribution) -> bool:
-        book = self.books.get(statement.round)
-        if statement.stage != self._stage or book is None or not book.reports:
+        state = self.states.get(statement.round)
+        if statement.stage != self._stage or state is None or not state.reports:
             return False
-        return statement.hash() in trusted_names(self.view, self._stage, book.reports)
+        return statement.hash() in trusted_names(self.view, self._stage, state.reports)
 
     def _was_counted(self, stage: int, statement: Contribution) -> bool:
         sealed = self.view.sealed.get((stage, statement.round))

@@ -7,7 +7,7 @@ each question, one proposal timeout after the other.
   by their statements, and its neighbours in the replica, by their open pipes; of others it hears contributions and no
   more, so their silence says nothing.
 - A replica that was not counted for three rounds is dealt by its own members, for nobody can prove which of them breaks
-  it, once all that the round waits for is here. Who is dealt before it has contributed to a round misses it. The dead
+  it, once all that the round waits for is here: who is dealt before it has contributed to a round misses it. The dead
   among them are evicted first: they would break the replicas that work. Those whose slots are forfeit are asked, by
   members whose own are not: only being counted keeps them their slots, wherever they are dealt.
 - A stage that has stalled and holds up a round loses those who do not work: its own members ask who does not sign with
@@ -64,15 +64,15 @@ class Liveness:
         self._reported[account] = max(known, made)
         return made > known
 
-    def due(self, view: RunView, now: float, cosigners: Set[str] | None, gathered: bool) -> list[a.Transaction]:
+    def due(self, view: RunView, now: float, cosigners: Set[str] | None, gathered: bool) -> list[a.Send]:
         """The transactions that this member should have sent by now. `cosigners`: who signed a seal of the open round
         that it signed too; None where it has signed none. `gathered`: all that the open round waits for is here."""
         if self._since is None:
             self._since = now
-        out: list[a.Transaction] = [a.SendAnswer()] if view.should_answer(self._account) else []
+        out: list[a.Send] = [a.Send("answer")] if view.should_answer(self._account) else []
         if view.may_move(self._account, int(now)) and not stays(view, self._account):
-            out.append(a.SendMoveDown())
-        wanted: dict[Hashable, a.Transaction] = {}
+            out.append(a.Send("move_down"))
+        wanted: dict[Hashable, a.Send] = {}
         for action in self._removals(view, now, cosigners):
             wanted[action.key()] = action
         self._wanted = {key: self._wanted.get(key, now) for key in wanted}
@@ -85,11 +85,10 @@ class Liveness:
         return out + [
             action
             for key, action in wanted.items()
-            if now >= self._wanted[key] + self._turn(key, awake)
-            and (gathered or overdue or not isinstance(action, a.SendDeal))
+            if now >= self._wanted[key] + self._turn(key, awake) and (gathered or overdue or action.call != "deal")
         ]
 
-    def _removals(self, view: RunView, now: float, cosigners: Set[str] | None) -> list[a.Transaction]:
+    def _removals(self, view: RunView, now: float, cosigners: Set[str] | None) -> list[a.Send]:
         blamed = self._blamed(view, now, cosigners)
         others = [account for account in view.members() if account != self._account]
         evicted = [
@@ -99,7 +98,7 @@ class Liveness:
             and (account in view.accusations or account in blamed or not view.is_stalled(account, int(now)))
         ]
         if view.open_round is None or finished(self._rules, view):
-            return [a.SendEvict(account) for account in evicted]
+            return [a.Send("evict", account) for account in evicted]
         accused = [
             account
             for account in others
@@ -107,16 +106,17 @@ class Liveness:
             and view.may_accuse(self._account, account, int(now))
         ]
         slot = view.slot_of(self._account)
-        dealt = [a.SendDeal(slot[0])] if slot is not None and self._may_deal(view, slot[0], now) else []
-        return [*map(a.SendEvict, evicted), *map(a.SendAccuse, accused), *dealt]
+        dealt = [a.Send("deal", slot[0])] if slot is not None and self._may_deal(view, slot[0], now) else []
+        removed = [a.Send("evict", account) for account in evicted]
+        return [*removed, *(a.Send("accuse", account) for account in accused), *dealt]
 
     # ---- who is asked -----------------------------------------------------------------------------------------------
 
     def _is_suspect(self, view: RunView, account: str, now: float) -> bool:
         """Whether the member of an unsealed stage, heard here when it speaks, has said nothing for a round timeout, and
-        in a round that is open for more than one, when everybody has to. Or it has for two. Or, whoever it is, the
-        round is open so long that what was heard of it may be somebody's repetition. Who has just joined is given as
-        long from there."""
+        in a round that is open for more than one, when everybody has to; or for two; or, whoever it is, the round is
+        open so long that what was heard of it may be somebody's repetition. Who has just joined is given as long from
+        there."""
         slot, timeout = view.slot_of(account), self._rules.round_timeout
         if slot is None or view.next_round(slot[1]) != view.open_round:
             return False
@@ -189,13 +189,13 @@ class Liveness:
         return min(order.index(self._account), MAX_TURNS) * self._rules.proposal_timeout
 
 
-def claims(view: RunView, account: str, stage: int | None, now: float) -> list[a.Transaction]:
-    """What an account without a slot can do to get one (of `stage`, or of any) where none is free. Ask who has
+def claims(view: RunView, account: str, stage: int | None, now: float) -> list[a.Send]:
+    """What an account without a slot can do to get one (of `stage`, or of any) where none is free: ask who has
     forfeited theirs, the lowest replica first, and evict who could not keep it."""
     held = sorted((slot, member) for member, slot in view.members().items() if stage is None or slot[1] == stage)
     evictable = [member for _, member in held if view.may_evict(member, int(now))]
     if evictable:
-        return [a.SendEvict(evictable[0])]
+        return [a.Send("evict", evictable[0])]
     forfeit = [member for _, member in held if view.is_forfeit(member, int(now))]
     asked = [member for member in forfeit if view.may_accuse(account, member, int(now))]
-    return [a.SendAccuse(asked[0])] if asked else []
+    return [a.Send("accuse", asked[0])] if asked else []

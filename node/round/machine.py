@@ -99,8 +99,8 @@ class RoundMachine:
 
     def known_round(self, round: int) -> tuple[int, int]:
         """(contributions held with their payloads, contributions expected) of a round."""
-        book = self._known.books.get(round)
-        return len(self._known.usable(book)) if book else 0, len(self.view.complete_replicas())
+        state = self._known.states.get(round)
+        return len(self._known.usable(state)) if state else 0, len(self.view.complete_replicas())
 
     def waiting_for(self, now: float) -> str | None:
         """What the node waits for, in words; None while it trains."""
@@ -153,8 +153,8 @@ class RoundMachine:
         if self.training is None:
             return True
         first = self.unsealed if self.view.open_round is None else self.view.open_round
-        book = self._known.books.get(self.unsealed)
-        return first < self.unsealed or (book is not None and book.ready_since is not None)
+        state = self._known.states.get(self.unsealed)
+        return first < self.unsealed or (state is not None and state.ready_since is not None)
 
     def failing(self, now: float) -> list[Failing]:
         """What was asked for and failed the last time, and when it is tried again."""
@@ -252,8 +252,8 @@ class RoundMachine:
             self._pace.opened(self.unsealed + self.rules.delay, now if seen else self.view.opened_at)
         seals = range(max(self.unsealed - WINDOW, self.view.sealed.oldest(self.stage)), self.unsealed)
         self._pace.sealed({round: frozenset(self.view.sealed[self.stage, round].accounts) for round in seals})
-        for book in self._known.books.values():  # some came before our view of the ledger could judge them
-            for signed in book.contributions.values():
+        for state in self._known.states.values():  # some came before our view of the ledger could judge them
+            for signed in state.contributions.values():
                 self._note_pace(signed, now)
 
     def _same_version(self, before: RunView, version: int) -> bool:
@@ -303,10 +303,10 @@ class RoundMachine:
 
     def _note_pace(self, signed: SignedContribution, now: float) -> None:
         """A contribution to our stage that was not refused."""
-        said = signed.contribution
-        book = self._known.books.get(said.round) if said.stage == self.stage else None
-        if book is not None and said.hash() in book.contributions:
-            self._pace.came(said.round, said.account, said.inner_steps, now)
+        made = signed.contribution
+        state = self._known.states.get(made.round) if made.stage == self.stage else None
+        if state is not None and made.hash() in state.contributions:
+            self._pace.contributed(made.round, made.account, made.inner_steps, now)
 
     def _forget_own(self) -> None:
         """Of the own contributions whose seals the view has no more, only the newest can matter: the next one names it.
@@ -402,11 +402,11 @@ class RoundMachine:
         )
         steps = self._steps(round, plan, now) if startable and plan is not None else None
         fewest = 0 if plan is None else fewest_steps(plan.inner_steps)
-        told = self._neighbours.tell(round, steps, fewest, self.last_trained)
-        if told is None:
+        wants = self._neighbours.tell(round, steps, fewest, self.last_trained)
+        if wants is None:
             out.append(a.ResetPipes(f"the replica goes on at round {round}"))
             return
-        out += told
+        out += wants
         agreed = self._neighbours.steps(round, steps, fewest)
         if steps is not None and plan is not None and agreed is not None:
             payloads = {r: signed.contribution.payload for r, signed in self.own.items()}

@@ -44,14 +44,14 @@ class Neighbours:
         out: list[a.Action] = []
         for link in self._links:
             agreed = self._agreed(round, own, fewest, [other for other in self._links if other != link])
-            told, before = a.WantRound(link, round, agreed is not None, agreed or 0), self._told.get(link)
-            if told == before:
+            want, before = a.WantRound(link, round, agreed is not None, agreed or 0), self._told.get(link)
+            if want == before:
                 continue
             if before is not None and before.ready and before.round > last_trained:
                 self.take_back()
                 return None
-            self._told[link] = told
-            out.append(told)
+            self._told[link] = want
+            out.append(want)
         return out
 
     def take_back(self) -> None:

@@ -3,17 +3,10 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple
 
 from dlx.ground.backoff import Backoff
-
-
-class Asked(Protocol):
-    """What is to be known of an action here. `key()` says what it is about: one at a time for each."""
-
-    retry: ClassVar[Backoff]
-
-    def key(self) -> Hashable: ...
+from dlx.node.round.actions import Retried
 
 
 class Failing(NamedTuple):
@@ -43,33 +36,32 @@ class Pending:
     def __init__(self, random: Random) -> None:
         self._random = random
         self._attempts: dict[Hashable, _Attempts] = {}
-        self._said: dict[Hashable, float] = {}
+        self._due_at: dict[Hashable, float] = {}
         self._block = 0
 
-    def start(self, action: Asked, now: float) -> bool:
+    def start(self, action: Retried, now: float) -> bool:
         """Whether the action may begin; if so, it is under way until it is `done` or has `failed`."""
         key = action.key()
         if not self.may_start(key, now):
             return False
-        known = self._attempts.setdefault(key, _Attempts(type(action).__name__, action.retry))
-        known.name, known.retry, known.busy = type(action).__name__, action.retry, True
+        known = self._attempts.setdefault(key, _Attempts(action.name, action.retry))
+        known.name, known.retry, known.busy = action.name, action.retry, True
         return True
 
     def may_start(self, key: Hashable, now: float) -> bool:
         known = self._attempts.get(key)
         return known is None or not (known.busy or now < known.not_before or self._block < known.not_before_block)
 
-    def done(self, action: Asked, not_before_block: int = 0) -> None:
+    def done(self, action: Retried, not_before_block: int = 0) -> None:
         """It succeeded: the next failure is the first again. Not to be asked for before that block is seen."""
         if not_before_block > self._block:
-            name = type(action).__name__
-            self._attempts[action.key()] = _Attempts(name, action.retry, not_before_block=not_before_block)
+            self._attempts[action.key()] = _Attempts(action.name, action.retry, not_before_block=not_before_block)
         else:
             self._attempts.pop(action.key(), None)
 
-    def failed(self, action: Asked, reason: str, now: float, local: bool = False) -> None:
+    def failed(self, action: Retried, reason: str, now: float, local: bool = False) -> None:
         """`local`: by a fault of this machine, whatever was asked."""
-        known = self._attempts.setdefault(action.key(), _Attempts(type(action).__name__, action.retry))
+        known = self._attempts.setdefault(action.key(), _Attempts(action.name, action.retry))
         known.busy, known.reason, known.local = False, reason, local
         known.failures += 1
         known.not_before = now + known.retry.delay(known.failures, self._random)
@@ -90,17 +82,17 @@ class Pending:
 
     def due(self, key: Hashable, now: float, every: float) -> bool:
         """True at most once in `every` seconds: for what is said again and again."""
-        if now < self._said.get(key, 0.0):
+        if now < self._due_at.get(key, 0.0):
             return False
-        self._said[key] = now + every
+        self._due_at[key] = now + every
         return True
 
     def see(self, block: int, now: float) -> None:
         """The newest block that the view of the ledger contains; forgets what nobody asks for any more."""
         self._block = block
-        self._said = {key: at for key, at in self._said.items() if at > now}
+        self._due_at = {key: at for key, at in self._due_at.items() if at > now}
         self._attempts = {key: one for key, one in self._attempts.items() if one.busy or self._matters(one, now)}
 
-    def _matters(self, one: _Attempts, now: float) -> bool:
+    def _matters(self, attempts: _Attempts, now: float) -> bool:
         """What is still wanted is asked for again as soon as its wait is over."""
-        return self._block < one.not_before_block or now < one.not_before + one.retry.cap
+        return self._block < attempts.not_before_block or now < attempts.not_before + attempts.retry.cap

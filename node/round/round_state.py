@@ -26,8 +26,8 @@ class Proposal:
 
 
 @dataclass(slots=True)
-class Book:
-    """Everything is keyed by name, so duplicates and any order of arrival give the same book."""
+class RoundState:
+    """Everything is keyed by name, so duplicates and any order of arrival give the same state."""
 
     round: int
     contributions: dict[bytes, SignedContribution] = field(default_factory=dict)

@@ -4,12 +4,14 @@ What nobody can recompute exactly (multipliers of a policy) is the proposer's to
 within a unit of its own, and checks the rest of the seal against that choice, bit for bit.
 """
 
+from dataclasses import dataclass
+
 from dlx.ledger.typed import Plan, SignedContribution, ascending, entries
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.knowledge import MAX_MISSING, Knowledge
 from dlx.node.round.pending import Pending
-from dlx.node.round.round_state import Book, Proposal
+from dlx.node.round.round_state import Proposal, RoundState
 from dlx.node.round.rules.inclusion import Deadlines, Grace, awaited, is_named
 from dlx.node.round.rules.plans import kept_plan, may_plan, next_plan, plan_fault, plan_of
 from dlx.node.round.rules.round_rules import (
@@ -28,6 +30,18 @@ from dlx.training.outer import policy
 
 REGOSSIP_SECONDS = 2.0  # own statements are repeated until the round is sealed: gossip drops in silence
 EMPTY_PATIENCE = 3  # round timeouts that a member in a complete replica waits before it agrees to a first empty seal
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """The open round as this member has it now; `out` takes the actions that are due."""
+
+    state: RoundState
+    usable: dict[int, bytes]  # replica -> the contribution for it that we would list
+    opened_at: float
+    grace: Grace
+    now: float
+    out: list[a.Action]
 
 
 class Sealing:
@@ -58,74 +72,74 @@ class Sealing:
             return
         if not may_plan(self._rules, view, self._stage, round):
             return
-        book, usable = self._known.book(round), self._known.usable(self._known.book(round))
-        book.held_since = {replica: book.held_since.get(replica, now) for replica in usable}
-        if book.enough_since is None and self._are_enough(book, usable):
-            book.enough_since = now
-        grace = self._grace(book, usable, opened_at, now)
-        self._report(book, usable, opened_at, grace, now, out)
+        state, usable = self._known.state(round), self._known.usable(self._known.state(round))
+        state.held_since = {replica: state.held_since.get(replica, now) for replica in usable}
+        if state.enough_since is None and self._are_enough(state, usable):
+            state.enough_since = now
+        moment = _Moment(state, usable, opened_at, self._grace(state, usable, opened_at, now), now, out)
+        self._report(moment)
         if version != round:
             return
         opens_at = view.opens_at(self._stage, len(usable))
-        if book.ready_since is None and now >= opens_at and self._is_collected(book, usable, grace, now):
-            book.ready_since = now
-        self._propose(book, usable, now, out)
-        self._foresee(book, usable, grace, now, out)
-        for digest, proposal in list(book.proposals.items()):
-            known = [book.contributions[name].contribution for name in proposal.listed if name in book.contributions]
+        if state.ready_since is None and now >= opens_at and self._is_collected(moment):
+            state.ready_since = now
+        self._propose(moment)
+        self._foresee(moment)
+        for digest, proposal in list(state.proposals.items()):
+            known = [state.contributions[name].contribution for name in proposal.listed if name in state.contributions]
             if any(not may_count(view, statement) for statement in known):
-                del book.proposals[digest]  # the ledger refuses it; after a reorg, say
+                del state.proposals[digest]  # the ledger refuses it; after a reorg, say
                 continue
-            self._attest(book, digest, proposal, usable, grace, now, out)
-            self._send(book, digest, proposal, now, out)
+            self._attest(moment, digest, proposal)
+            self._send(moment, digest, proposal)
 
     def see_own_signature(self, event: e.SealSigned) -> None:
-        book = self._known.books.get(self._known.unsealed)
-        if book is not None and event.digest in book.proposals:
-            book.signatures.setdefault(event.digest, {})[self._account] = event.signature  # however many there are
+        state = self._known.states.get(self._known.unsealed)
+        if state is not None and event.digest in state.proposals:
+            state.signatures.setdefault(event.digest, {})[self._account] = event.signature  # however many there are
 
     def see_outer(self, event: e.OuterComputed) -> None:
-        if event.round in self._known.books:
-            self._known.books[event.round].outer[event.listed, event.multipliers] = event.result
+        if event.round in self._known.states:
+            self._known.states[event.round].outer[event.listed, event.multipliers] = event.result
 
     def see_policy(self, event: e.PolicyMeasured) -> None:
-        if event.round in self._known.books:
-            self._known.books[event.round].measured[event.listed] = event.measured
+        if event.round in self._known.states:
+            self._known.states[event.round].measured[event.listed] = event.measured
 
     def votes(self, round: int) -> int:
         """The most votes for one seal of the round."""
-        book = self._known.books.get(round)
+        state = self._known.states.get(round)
         votes = self._known.view.votes
-        return max((votes(self._stage, signed) for signed in book.signatures.values()), default=0) if book else 0
+        return max((votes(self._stage, signed) for signed in state.signatures.values()), default=0) if state else 0
 
     def cosigners(self) -> set[str] | None:
         """Who signed a seal of the open round that we signed too; None where we have signed none."""
-        book = self._known.books.get(self._known.unsealed)
-        ours = [signed for signed in book.signatures.values() if self._account in signed] if book else []
+        state = self._known.states.get(self._known.unsealed)
+        ours = [signed for signed in state.signatures.values() if self._account in signed] if state else []
         return {account for signed in ours for account in signed} if ours else None
 
     @property
     def is_gathered(self) -> bool:
         """Whether all that the open round waits for is here, or our stage has sealed it."""
         round = self._known.view.open_round
-        book = self._known.books.get(self._known.unsealed)
-        return round != self._known.unsealed or (book is not None and book.gathered_since is not None)
+        state = self._known.states.get(self._known.unsealed)
+        return round != self._known.unsealed or (state is not None and state.gathered_since is not None)
 
     # ---- what is due ------------------------------------------------------------------------------------------------
 
     def _fetch(self, version: int | None, now: float, out: list[a.Action]) -> None:
-        for book in self._known.books.values():
-            if book.round < self._known.unsealed:
+        for state in self._known.states.values():
+            if state.round < self._known.unsealed:
                 continue
-            if plan_of(self._rules, self._known.view, self._stage, book.round) is None:
+            if plan_of(self._rules, self._known.view, self._stage, state.round) is None:
                 continue  # a reorg took back the seal that planned the round
             # A check may need the version that the round began with: this node is about to have it anyway.
-            can_check = version is not None and version >= base_version(self._rules, book.round)
-            for name, signed in book.contributions.items():
+            can_check = version is not None and version >= base_version(self._rules, state.round)
+            for name, signed in state.contributions.items():
                 payload = signed.contribution.payload
-                if can_check and name not in book.sound and name not in book.unsound:
+                if can_check and name not in state.sound and name not in state.unsound:
                     self._ask(a.CheckStatement(signed), now, out)
-                if payload not in book.ready and payload not in book.refused and name not in book.unsound:
+                if payload not in state.ready and payload not in state.refused and name not in state.unsound:
                     self._ask(a.FetchPayload(signed), now, out)
 
     def _gossip_own(self, now: float, out: list[a.Action]) -> None:
@@ -138,53 +152,46 @@ class Sealing:
             if self._pending.due(("gossip", recent), now, REGOSSIP_SECONDS):
                 out.append(a.GossipContribution(own))
 
-    def _are_enough(self, book: Book, usable: dict[int, bytes]) -> bool:
+    def _are_enough(self, state: RoundState, usable: dict[int, bytes]) -> bool:
         """Whether the makers of what is usable have a quorum of the votes. Contributions of others do not count: who
         has just come could have many slots, and contribute at once."""
-        makers = {book.contributions[name].contribution.account for name in usable.values()}
+        makers = {state.contributions[name].contribution.account for name in usable.values()}
         return self._known.view.votes(self._stage, makers) >= self._known.view.quorum(self._stage)
 
-    def _grace(self, book: Book, usable: dict[int, bytes], opened_at: float, now: float) -> Grace:
+    def _grace(self, state: RoundState, usable: dict[int, bytes], opened_at: float, now: float) -> Grace:
         rules, view = self._rules, self._known.view
         # Until there is enough for a seal it waits for everybody: else the first to come would leave out all others.
-        waits = set(view.complete_replicas()) if book.enough_since is None else awaited(view, book.round)
-        if book.gathered_since is None and waits <= usable.keys():
-            book.gathered_since = now
+        waits = set(view.complete_replicas()) if state.enough_since is None else awaited(view, state.round)
+        if state.gathered_since is None and waits <= usable.keys():
+            state.gathered_since = now
         voting = {slot[0] for one in view.voters(self._stage) if (slot := view.slot_of(one)) is not None}
         payload = self._known.arrivals.usual(voting)
-        times = opened_at, book.enough_since, rules.straggler_grace, payload, rules.round_timeout
-        return Grace.of(*times, waits, book.gathered_since)
+        times = opened_at, state.enough_since, rules.straggler_grace, payload, rules.round_timeout
+        return Grace.of(*times, waits, state.gathered_since)
 
-    def _is_collected(self, book: Book, usable: dict[int, bytes], grace: Grace, now: float) -> bool:
+    def _is_collected(self, moment: _Moment) -> bool:
         """Whether there is nobody left to wait for before a first proposal."""
+        state, usable, grace, now = moment.state, moment.usable, moment.grace, moment.now
         if now < grace.ends:
             return grace.awaited <= usable.keys()
-        return now >= grace.extended or grace.awaited & self._known.expected(book, grace.ends) <= usable.keys()
+        return now >= grace.extended or grace.awaited & self._known.expected(state, grace.ends) <= usable.keys()
 
-    def _report(
-        self,
-        book: Book,
-        usable: dict[int, bytes],
-        opened_at: float,
-        grace: Grace,
-        now: float,
-        out: list[a.Action],
-    ) -> None:
+    def _report(self, moment: _Moment) -> None:
         """What we hold and what others have, from shortly before the grace ends, so that all know then what all hold.
         In an overdue round it also says: I am alive."""
-        rules = self._rules
+        rules, state, usable, grace, now = self._rules, moment.state, moment.usable, moment.grace, moment.now
         patience = rules.proposal_timeout
         starts = grace.ends - patience
-        if book.ready_since is not None:  # everything is here, and the first proposer has said nothing
-            starts = min(starts, book.ready_since + patience)
+        if state.ready_since is not None:  # everything is here, and the first proposer has said nothing
+            starts = min(starts, state.ready_since + patience)
         if not usable.keys() <= grace.awaited:  # what came unawaited counts if a quorum has it
             starts = min(starts, *(grace.over(replica) for replica in usable))
         if now < starts:
             return
-        holding, missing = self._known.holding(book), self._known.missing(book)
-        overdue = now > opened_at + rules.round_timeout
+        holding, missing = self._known.holding(state), self._known.missing(state)
+        overdue = now > moment.opened_at + rules.round_timeout
         if (holding or missing or overdue) and self._pending.due("report", now, patience / 2):
-            out.append(a.GossipReport(book.round, holding, missing))
+            moment.out.append(a.GossipReport(state.round, holding, missing))
 
     def _turns(self, round: int, ready_since: float, now: float) -> list[int]:
         """The attempts that are ours: that of the moment, and the one before if we were ready in its turn, since what
@@ -194,114 +201,110 @@ class Sealing:
         turns = dict.fromkeys(attempt_at(rules, view, stage, at) for at in times)
         return [one for one in turns if proposers(rules, view, stage, round, one)[:1] == (self._account,)]
 
-    def _propose(self, book: Book, usable: dict[int, bytes], now: float, out: list[a.Action]) -> None:
-        rules, view, ready_since = self._rules, self._known.view, book.ready_since
+    def _propose(self, moment: _Moment) -> None:
+        state, now = moment.state, moment.now
+        rules, view, ready_since = self._rules, self._known.view, state.ready_since
         if ready_since is None:
             return
-        turns = self._turns(book.round, ready_since, now)
-        if not turns or any(p.signer == self._account and p.attempt in turns for p in book.proposals.values()):
+        turns = self._turns(state.round, ready_since, now)
+        if not turns or any(p.signer == self._account and p.attempt in turns for p in state.proposals.values()):
             return
         again = now >= ready_since + rules.proposal_timeout
-        listed = tuple(usable.values())
+        listed = tuple(moment.usable.values())
         if again:  # not everybody could have that: only what a quorum holds
-            reports = self._known.reports(book)
+            reports = self._known.reports(state)
             listed = tuple(name for name in listed if is_named(view, self._stage, reports, name, now))
         if now < view.opens_at(self._stage, len(listed)):
             return
-        if not listed and not self._may_be_empty(book.round, now):
+        if not listed and not self._may_be_empty(state.round, now):
             return
-        multipliers = self._multipliers(book, listed, now, out)
+        multipliers = self._multipliers(moment, listed)
         if multipliers is None:
             return
-        result = self._outer(book, listed, multipliers, now, out)
+        result = self._outer(moment, listed, multipliers)
         if result is None:
             return
-        records = book.listing(listed)
-        plan = self._plan(book.round, records, again)
-        seal = build_seal(rules, view, self._stage, book.round, records, multipliers, plan, result)
+        contributions = state.listing(listed)
+        plan = self._plan(state.round, contributions, again)
+        seal = build_seal(rules, view, self._stage, state.round, contributions, multipliers, plan, result)
         digest = seal.digest(rules.domain)
-        known = book.proposals.get(digest)
+        known = state.proposals.get(digest)
         if known is None or now >= known.since + rules.proposal_timeout:  # the same seal again: now we send it first
-            book.proposals[digest] = Proposal(seal, turns[0], self._account, now)
+            state.proposals[digest] = Proposal(seal, turns[0], self._account, now)
 
-    def _foresee(self, book: Book, usable: dict[int, bytes], grace: Grace, now: float, out: list[a.Action]) -> None:
+    def _foresee(self, moment: _Moment) -> None:
         """While nobody who is waited for may be left out and nothing is anybody's choice, all would propose the same
         seal. Who is not in turn computes it as soon as it could propose it, and signs without waiting for the
         proposal."""
-        rules, view, round, ready_since = self._rules, self._known.view, book.round, book.ready_since
-        if book.foreseen or ready_since is None or now >= min(grace.ends, ready_since + rules.proposal_timeout):
+        state, grace, now = moment.state, moment.grace, moment.now
+        rules, view, round, ready_since = self._rules, self._known.view, state.round, state.ready_since
+        if state.foreseen or ready_since is None or now >= min(grace.ends, ready_since + rules.proposal_timeout):
             return
-        listed = tuple(usable.values())
-        if rules.policy != "mean" or not usable.keys() >= grace.awaited:
+        listed = tuple(moment.usable.values())
+        if rules.policy != "mean" or not moment.usable.keys() >= grace.awaited:
             return
         attempt = attempt_at(rules, view, self._stage, now)
         signer = proposers(rules, view, self._stage, round, attempt)[0]
         if not listed or signer == self._account or now < view.opens_at(self._stage, len(listed)):
             return
         multipliers = unit_multipliers(len(listed))
-        result = self._outer(book, listed, multipliers, now, out)
+        result = self._outer(moment, listed, multipliers)
         if result is None:
             return
-        records = book.listing(listed)
-        plan = self._plan(round, records, again=False)
-        seal = build_seal(rules, view, self._stage, round, records, multipliers, plan, result)
-        book.proposals.setdefault(seal.digest(rules.domain), Proposal(seal, attempt, signer, now))
-        book.foreseen = True
+        contributions = state.listing(listed)
+        plan = self._plan(round, contributions, again=False)
+        seal = build_seal(rules, view, self._stage, round, contributions, multipliers, plan, result)
+        state.proposals.setdefault(seal.digest(rules.domain), Proposal(seal, attempt, signer, now))
+        state.foreseen = True
 
-    def _attest(
-        self,
-        book: Book,
-        digest: bytes,
-        proposal: Proposal,
-        usable: dict[int, bytes],
-        grace: Grace,
-        now: float,
-        out: list[a.Action],
-    ) -> None:
-        signature = book.signatures.get(digest, {}).get(self._account)
+    def _attest(self, moment: _Moment, digest: bytes, proposal: Proposal) -> None:
+        state, now, out = moment.state, moment.now, moment.out
+        signature = state.signatures.get(digest, {}).get(self._account)
         if signature is not None:
             if self._pending.due(("attest", digest), now, REGOSSIP_SECONDS):
-                out.append(self._statement(book.round, digest, proposal, signature))
+                out.append(self._statement(state.round, digest, proposal, signature))
             return
         listed, opens_at = proposal.listed, self._known.view.opens_at(self._stage, len(proposal.listed))
-        missing = tuple(name for name in listed if not self._known.holds(book, name))
+        missing = tuple(name for name in listed if not self._known.holds(state, name))
         if missing:
-            unheard = tuple(name for name in missing if not self._known.is_heard(book, name))  # payloads are fetched
+            unheard = tuple(name for name in missing if not self._known.is_heard(state, name))  # payloads are fetched
             late = now >= proposal.since + REGOSSIP_SECONDS  # else it is mostly on its way
             if unheard and late and self._pending.due(("missing", digest), now, REGOSSIP_SECONDS):
-                out.append(a.GossipReport(book.round, self._known.holding(book), unheard[:MAX_MISSING]))
+                out.append(a.GossipReport(state.round, self._known.holding(state), unheard[:MAX_MISSING]))
             return
-        records = book.listing(listed)
+        contributions = state.listing(listed)
         if now < opens_at:
             return
-        if len({signed.contribution.account for signed in records}) < len(records):
-            self._refuse(book, digest, proposal, "two contributions of one account", out)
+        if len({signed.contribution.account for signed in contributions}) < len(contributions):
+            self._refuse(moment, digest, proposal, "two contributions of one account")
             return
-        if self._leaves_out(book, proposal, usable, grace, now):
+        if self._leaves_out(moment, proposal):
             return
-        if not listed and not self._may_be_empty(book.round, now):
+        if not listed and not self._may_be_empty(state.round, now):
             return
-        fault = self._fault(book, proposal, records, now, out)
+        fault = self._fault(moment, proposal, contributions)
         if fault:
-            self._refuse(book, digest, proposal, fault, out)
+            self._refuse(moment, digest, proposal, fault)
         elif fault is not None:
             self._ask(a.SignSeal(proposal.seal, digest), now, out)
 
-    def _send(self, book: Book, digest: bytes, proposal: Proposal, now: float, out: list[a.Action]) -> None:
-        view, signatures = self._known.view, book.signatures.get(digest, {})
+    def _send(self, moment: _Moment, digest: bytes, proposal: Proposal) -> None:
+        state, now = moment.state, moment.now
+        view, signatures = self._known.view, state.signatures.get(digest, {})
         if self._account not in signatures or view.votes(self._stage, signatures) < view.needed(
             self._stage, signatures, int(now)
         ):
             return
         if now < view.opens_at(self._stage, len(proposal.listed)):
             return
-        if any(name not in book.contributions for name in proposal.listed):
+        if any(name not in state.contributions for name in proposal.listed):
             return  # somebody repeats our own vote of before a restart
-        since = book.quorum_since.setdefault(digest, now)
-        order = proposers(self._rules, view, self._stage, book.round, proposal.attempt)
+        since = state.quorum_since.setdefault(digest, now)
+        order = proposers(self._rules, view, self._stage, state.round, proposal.attempt)
         patience = order.index(self._account) * self._rules.proposal_timeout  # the proposer first, then the next
         if now >= since + patience:
-            self._ask(a.SendSeal(proposal.seal, self._entries(book.listing(proposal.listed), signatures)), now, out)
+            signed = self._entries(state.listing(proposal.listed), signatures)
+            self._ask(a.SendSeal(proposal.seal, signed), now, moment.out)
 
     def _entries(self, listed: tuple[SignedContribution, ...], signatures: dict[str, bytes]) -> bytes:
         """All that the ledger looks at: signatures of the seal by voters and by makers of what it lists, and those of
@@ -331,67 +334,54 @@ class Sealing:
             return a.GossipAttestation(round, digest, signature)
         return a.GossipProposal(proposal.seal, proposal.attempt, signature)
 
-    def _refuse(self, book: Book, digest: bytes, proposal: Proposal, fault: str, out: list[a.Action]) -> None:
-        del book.proposals[digest]
-        out.append(a.Reject("wrong_seal", f"{proposal.signer} ({fault})"))
+    def _refuse(self, moment: _Moment, digest: bytes, proposal: Proposal, fault: str) -> None:
+        del moment.state.proposals[digest]
+        moment.out.append(a.Reject("wrong_seal", f"{proposal.signer} ({fault})"))
 
-    def _fault(
-        self,
-        book: Book,
-        proposal: Proposal,
-        listed: tuple[SignedContribution, ...],
-        now: float,
-        out: list[a.Action],
-    ) -> str | None:
+    def _fault(self, moment: _Moment, proposal: Proposal, listed: tuple[SignedContribution, ...]) -> str | None:
         """What is wrong with a proposal ("": nothing); None while what that takes is being computed."""
         seal, view, rules = proposal.seal, self._known.view, self._rules
         multipliers = tuple(record.multiplier for record in seal.records)
-        fault = self._multiplier_fault(book, proposal.listed, multipliers, now, out)
+        fault = self._multiplier_fault(moment, proposal.listed, multipliers)
         if fault is None or fault:
             return fault
-        result = self._outer(book, proposal.listed, multipliers, now, out)
+        result = self._outer(moment, proposal.listed, multipliers)
         if result is None:
             return None
-        plan = seal.outcome.plan
-        if fault := plan_fault(rules, view, self._stage, book.round, plan, _parts_kept(listed)):
+        plan, round = seal.outcome.plan, moment.state.round
+        if fault := plan_fault(rules, view, self._stage, round, plan, _parts_kept(listed)):
             return fault
-        built = build_seal(rules, view, self._stage, book.round, listed, multipliers, plan, result)
+        built = build_seal(rules, view, self._stage, round, listed, multipliers, plan, result)
         return "" if seal == built else "its fields"
 
-    def _multipliers(
-        self, book: Book, listed: tuple[bytes, ...], now: float, out: list[a.Action]
-    ) -> tuple[int, ...] | None:
+    def _multipliers(self, moment: _Moment, listed: tuple[bytes, ...]) -> tuple[int, ...] | None:
         """Our own choice; None while it is being measured."""
         if self._rules.policy == "mean" or not listed:
             return unit_multipliers(len(listed))
-        measured = self._measured(book, listed, now, out)
+        measured = self._measured(moment, listed)
         return None if measured is None else policy.multipliers(measured)
 
-    def _multiplier_fault(
-        self, book: Book, listed: tuple[bytes, ...], sealed: tuple[int, ...], now: float, out: list[a.Action]
-    ) -> str | None:
+    def _multiplier_fault(self, moment: _Moment, listed: tuple[bytes, ...], sealed: tuple[int, ...]) -> str | None:
         """What is wrong with a proposal's multipliers ("": nothing); None while ours are being measured."""
         if self._rules.policy == "mean" or not listed:
             return "" if sealed == unit_multipliers(len(listed)) else f"the multipliers {sealed}"
-        measured = self._measured(book, listed, now, out)
+        measured = self._measured(moment, listed)
         return None if measured is None else policy.disagreement(measured, sealed) or ""
 
-    def _measured(
-        self, book: Book, listed: tuple[bytes, ...], now: float, out: list[a.Action]
-    ) -> policy.Measured | None:
-        if listed not in book.measured:
-            self._ask(a.MeasurePolicy(book.round, book.listing(listed)), now, out)
-        return book.measured.get(listed)
+    def _measured(self, moment: _Moment, listed: tuple[bytes, ...]) -> policy.Measured | None:
+        state = moment.state
+        if listed not in state.measured:
+            self._ask(a.MeasurePolicy(state.round, state.listing(listed)), moment.now, moment.out)
+        return state.measured.get(listed)
 
-    def _outer(
-        self, book: Book, listed: tuple[bytes, ...], multipliers: tuple[int, ...], now: float, out: list[a.Action]
-    ) -> OuterResult | None:
+    def _outer(self, moment: _Moment, listed: tuple[bytes, ...], multipliers: tuple[int, ...]) -> OuterResult | None:
+        state = moment.state
         if not listed:
             return NOTHING
         key = (listed, multipliers)
-        if key not in book.outer:
-            self._ask(a.ComputeOuter(book.round, book.listing(listed), multipliers), now, out)
-        return book.outer.get(key)
+        if key not in state.outer:
+            self._ask(a.ComputeOuter(state.round, state.listing(listed), multipliers), moment.now, moment.out)
+        return state.outer.get(key)
 
     def _plan(self, round: int, listed: tuple[SignedContribution, ...], again: bool) -> Plan:
         """The plan that we would seal. Where a first proposal came to nothing it does not change: who has not the seals
@@ -400,22 +390,23 @@ class Sealing:
             return kept_plan(self._rules, self._known.view, self._stage, round)
         return next_plan(self._rules, self._known.view, self._stage, round, _parts_kept(listed))
 
-    def _leaves_out(self, book: Book, proposal: Proposal, usable: dict[int, bytes], grace: Grace, now: float) -> bool:
+    def _leaves_out(self, moment: _Moment, proposal: Proposal) -> bool:
         """Whether a proposal lacks what it has to list now: before the grace ends whoever is waited for, until shortly
         after it was extended whoever of them was heard of, then what nothing excuses."""
+        state, grace, now = moment.state, moment.grace, moment.now
         view, patience = self._known.view, self._rules.proposal_timeout
         listed = {record.replica for record in proposal.seal.records}
         lacking = grace.awaited - listed
         if lacking and now < grace.ends:
             return True
-        if now < grace.extended + patience and lacking & self._known.expected(book, grace.ends):
+        if now < grace.extended + patience and lacking & self._known.expected(state, grace.ends):
             return True  # its payload may be on its way to us
-        reports = self._known.reports(book)
+        reports = self._known.reports(state)
         return not all(
             Deadlines(now, grace.over(replica), proposal.since, patience).excuse(
-                book.held_since[replica], is_named(view, self._stage, reports, name, now)
+                state.held_since[replica], is_named(view, self._stage, reports, name, now)
             )
-            for replica, name in usable.items()
+            for replica, name in moment.usable.items()
             if replica not in listed
         )
 

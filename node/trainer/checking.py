@@ -55,21 +55,21 @@ def carry_out(work: Work) -> Outcome:
 
 
 def _checked(work: Work, placement: Placement) -> Outcome:
-    blobs, said = Path(work.blobs), Contribution.decode(work.statement)
+    blobs, statement = Path(work.blobs), Contribution.decode(work.statement)
     manifest = parse(read_blob(blobs / work.manifest.hex(), MAX_BYTES))
     drawn = replay.Drawn(
         stage=work.stage,
         segment=work.segment,
-        statement=said,
-        trace=trace.decode(work.trace, said.segments, said.inner_steps),
+        statement=statement,
+        trace=trace.decode(work.trace, statement.segments, statement.inner_steps),
         plan=work.plan,
         steps_before=work.steps_before,
         total_steps=work.total_steps,
         samples=work.samples,
         own_plans=work.own_plans,
-        next_trace=_next_trace(work, said),
+        next_trace=_next_trace(work, statement),
     )
-    found = replay.check_contribution(manifest, drawn, _dataset(manifest, said, blobs), [blobs], placement)
+    found = replay.check_contribution(manifest, drawn, _dataset(manifest, statement, blobs), [blobs], placement)
     return Outcome(
         done=True,
         reasons=found.reasons,
@@ -84,17 +84,17 @@ def _checked(work: Work, placement: Placement) -> Outcome:
     )
 
 
-def _next_trace(work: Work, said: Contribution) -> trace.Trace | None:
+def _next_trace(work: Work, statement: Contribution) -> trace.Trace | None:
     """The stage after's, as far as it is one of this round."""
     if work.next_trace is None:
         return None
     try:
-        return trace.decode(work.next_trace, said.segments, said.inner_steps)
+        return trace.decode(work.next_trace, statement.segments, statement.inner_steps)
     except trace.TraceError:
         return None
 
 
-def _dataset(manifest: Manifest, said: Contribution, blobs: Path) -> Dataset | None:
-    if said.stage not in (0, len(manifest.stages) - 1) or said.flags & PRIVATE_DATA:
+def _dataset(manifest: Manifest, statement: Contribution, blobs: Path) -> Dataset | None:
+    if statement.stage not in (0, len(manifest.stages) - 1) or statement.flags & PRIVATE_DATA:
         return None
     return Dataset.open(blobs / manifest.data.manifest.sha256, blobs)

@@ -58,7 +58,7 @@ class BlobTrouble(TrainerError):
         self.blobs = blobs
 
 
-class Wrong(TrainerError):
+class UnusableInput(TrainerError):
     """The inputs are what their names say, and yet do not decode or cannot be used."""
 
 
@@ -70,7 +70,7 @@ def error_of(trouble: m.Trouble) -> TrainerError:
         case m.Kind.BLOBS:
             return BlobTrouble(trouble.reason, trouble.blobs)
         case m.Kind.WRONG:
-            return Wrong(trouble.reason)
+            return UnusableInput(trouble.reason)
 
 
 class Trainer:
@@ -132,7 +132,7 @@ class Trainer:
     def post(self, message: m.ToTrainer) -> None:
         """Hand over a message; all arrive in the order of posting. It is lost with the process, as `Gone` says.
 
-        Never waits: what waits here are questions, a few, and what neighbours may send unasked (`slot.flow`).
+        Never waits: what waits here are questions, a few, and what neighbours may send unasked (`slot.pipes`).
         """
         if self._outgoing is not None:
             self._outgoing.put(m.pack_in_two(message))
@@ -142,7 +142,7 @@ class Trainer:
     async def outer(self, weights: bytes, momentum: bytes, payloads: tuple[m.SealedPayload, ...]) -> Version:
         """V[t+1] from V[t] and the payloads, all blobs by hash.
 
-        Raises LocalTrouble, BlobTrouble or Wrong, as do the other questions.
+        Raises LocalTrouble, BlobTrouble or UnusableInput, as do the other questions.
         """
         answer = await self._ask(lambda request: m.Outer(request, weights, momentum, payloads), len(payloads))
         assert answer.version is not None
@@ -155,7 +155,7 @@ class Trainer:
         return answer.measured
 
     async def check(self, payload: bytes, plan: Plan) -> None:
-        """Raises Wrong unless the payload decodes to finite tensors."""
+        """Raises UnusableInput unless the payload decodes to finite tensors."""
         await self._ask(lambda request: m.Check(request, payload, plan), 1)
 
     async def start(self, base: bytes, payload: bytes, plan: Plan) -> bytes:
@@ -295,8 +295,11 @@ class Trainer:
 
 async def _read(stream: trio.SocketStream) -> bytes:
     """What came, empty at the end of the stream."""
-    try:
-        await trio.lowlevel.wait_readable(stream.socket)
-        return os.read(stream.socket.fileno(), _ROOM)
-    except (OSError, trio.ClosedResourceError):
-        return b""
+    while True:
+        try:
+            await trio.lowlevel.wait_readable(stream.socket)
+            return os.read(stream.socket.fileno(), _ROOM)
+        except BlockingIOError:  # the kernel may wake us up for nothing
+            continue
+        except (OSError, trio.ClosedResourceError):
+            return b""

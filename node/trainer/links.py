@@ -15,7 +15,7 @@ RECV_SECONDS = 60.0  # a neighbour of which nothing at all was heard for that lo
 class SocketLink:
     """A `Link` over the socket: messages of the current round, in pieces, matched by kind, step and micro-batch.
 
-    The network process has looked at what comes (`daemon.slot.flow`): pieces in order, and no more than is waited for.
+    The network process has looked at what comes (`daemon.slot.pipes`): pieces in order, and no more than is waited for.
     """
 
     def __init__(self, name: str, send: Callable[[m.Tensor], None]) -> None:

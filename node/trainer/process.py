@@ -50,16 +50,16 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches us too; the network process decides
     with socket.socket(fileno=descriptor) as channel:
         with contextlib.suppress(ConnectionError):
-            came, opening = _opening(channel)
+            received, opening = _opening(channel)
             if opening is not None and opening.placement.is_shared:
-                _share(channel, came, opening.placement)
-            Server(channel).run(came)
+                _share(channel, received, opening.placement)
+            Server(channel).run(received)
     os._exit(0)  # a training thread may still wait for a neighbour
 
 
 def _opening(channel: socket.socket) -> tuple[bytes, m.Open | None]:
     """What comes until the slot is named, to its last byte and no further; None where the network process hangs up."""
-    came = bytearray()
+    received = bytearray()
     while True:
         header = _exactly(channel, m.LENGTH.size)
         body = _exactly(channel, m.LENGTH.unpack(header)[0]) if header else b""
@@ -67,9 +67,9 @@ def _opening(channel: socket.socket) -> tuple[bytes, m.Open | None]:
         if isinstance(message, m.Load):
             channel.sendall(m.pack(_loaded(message.placement)))
             continue
-        came += header + body
+        received += header + body
         if message is None or isinstance(message, m.Open):
-            return bytes(came), message
+            return bytes(received), message
 
 
 def _loaded(placement: Placement) -> m.Loaded | m.Failed:
@@ -86,10 +86,10 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
     return data if len(data) == size else b""
 
 
-def _share(channel: socket.socket, came: bytes, placement: Placement) -> None:
+def _share(channel: socket.socket, received: bytes, placement: Placement) -> None:
     """Have the ranks of this placement do it."""
     try:
-        launch(channel, came, settle(placement))
+        launch(channel, received, settle(placement))
     except PlacementError as error:
         trouble = trouble_of(error)
     except RuntimeError as error:  # torch's own, before any rank was started
@@ -108,11 +108,11 @@ class Server:
         self._work: queue.SimpleQueue[m.Outer | m.Measure | m.Check | m.Start] = queue.SimpleQueue()
         self._rounds: queue.SimpleQueue[m.Train] = queue.SimpleQueue()
 
-    def run(self, came: bytes = b"") -> None:
-        """Reads until the other side closes; `came` is what came before."""
+    def run(self, received: bytes = b"") -> None:
+        """Reads until the other side closes; `received` is what came before."""
         threading.Thread(target=self._guard, args=(self._tell_working,), daemon=True).start()
         with contextlib.suppress(ConnectionError):  # a reset, where it went away with messages of ours unread
-            self._read(io.BytesIO(came))
+            self._read(io.BytesIO(received))
             self._read(self._channel.makefile("rb", buffering=1 << 18))
 
     def _read(self, reader: io.IOBase) -> None:

@@ -45,7 +45,7 @@ def main(folder: Path, store: str, devices: list[str], threads: int) -> None:
     if hand.channel is not None:
         server = Server(hand.channel, meet)
         signal.signal(signal.SIGTERM, lambda *_: server.fail("another rank of this stage ended"))
-        server.run(hand.came)
+        server.run(hand.received)
         life.join(_GRACE_SECONDS)
         os._exit(0)
     take(Placement(device=device, threads=threads))

@@ -1,7 +1,7 @@
 """A training process of several ranks: torch's elastic launcher keeps them together, and ends all when one has ended.
 
 The training process that was asked to open such a slot becomes their agent. Each rank is a process of its own
-(`python -m dlx.node.trainer.rank`), which finds the agent by a socket in a folder that only we may enter; rank 0 gets
+(`python -m dlx.node.trainer.rank`), which finds the agent by a socket in a folder that only we may enter. Rank 0 gets
 the channel to the network process there, with what came over it so far. Whoever loses the agent ends.
 
 On the other machines of a site `dlx-node rank` is the agent of their ranks.
@@ -45,13 +45,13 @@ class Hand(NamedTuple):
 
     agent: socket.socket  # at its end the agent has ended
     channel: socket.socket | None  # rank 0's
-    came: bytes  # over the channel
+    received: bytes  # over the channel
 
 
-def launch(channel: socket.socket, came: bytes, placement: Placement) -> NoReturn:
+def launch(channel: socket.socket, received: bytes, placement: Placement) -> NoReturn:
     """Be the agent of this machine's ranks until one of them ends; then end like the first that did."""
     try:
-        run_ranks(placement, 0, channel, came)
+        run_ranks(placement, 0, channel, received)
         status = 0
     except RankEnded as error:
         print(error, file=sys.stderr, flush=True)
@@ -67,7 +67,7 @@ def run_ranks(
     placement: Placement,
     machine: int,
     channel: socket.socket | None = None,
-    came: bytes = b"",
+    received: bytes = b"",
     life: socket.socket | None = None,
 ) -> None:
     """The ranks of this settled placement on this `machine` of its site, until all have ended; the channel is rank 0's.
@@ -111,7 +111,7 @@ def run_ranks(
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(folder / _AGENT))
             listener.listen(len(placement.devices))
-            threading.Thread(target=_hand_out, args=(listener, channel, came, life), daemon=True).start()
+            threading.Thread(target=_hand_out, args=(listener, channel, received, life), daemon=True).start()
             elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
@@ -129,12 +129,14 @@ def take_hand(folder: Path) -> Hand:
     data, descriptors, _, _ = socket.recv_fds(agent, NUMBER.size, 1)
     (size,) = NUMBER.unpack(data)
     with agent.makefile("rb") as reader:
-        came = reader.read(size)
+        received = reader.read(size)
     agent.settimeout(None)
-    return Hand(agent, socket.socket(fileno=descriptors[0]) if descriptors else None, came)
+    return Hand(agent, socket.socket(fileno=descriptors[0]) if descriptors else None, received)
 
 
-def _hand_out(listener: socket.socket, channel: socket.socket | None, came: bytes, life: socket.socket | None) -> None:
+def _hand_out(
+    listener: socket.socket, channel: socket.socket | None, received: bytes, life: socket.socket | None
+) -> None:
     """The agent's part; the ranks' connections stay open as long as it lives, and the connection `life`."""
     ranks: list[socket.socket] = []
     while listener.fileno() >= 0:  # the ranks have not ended
@@ -146,8 +148,8 @@ def _hand_out(listener: socket.socket, channel: socket.socket | None, came: byte
         rank, _ = listener.accept()
         ranks.append(rank)
         if NUMBER.unpack(rank.recv(NUMBER.size))[0] == 0 and channel is not None:
-            socket.send_fds(rank, [NUMBER.pack(len(came))], [channel.fileno()])
-            rank.sendall(came)
+            socket.send_fds(rank, [NUMBER.pack(len(received))], [channel.fileno()])
+            rank.sendall(received)
         else:
             rank.sendall(NUMBER.pack(0))
     for one in (listener, *ranks):

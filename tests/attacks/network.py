@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from dlx.ledger.typed import SignedContribution
-from dlx.node.daemon.challenges.verifier import Judge
-from dlx.node.daemon.slot.executor import SlotHands
+from dlx.node.daemon.challenges.verifier import Verifier
+from dlx.node.daemon.slot.executor import Executor
 from dlx.node.round import actions as a
 from dlx.node.round.challenges.verdicts import Finding
 from dlx.node.round.knowledge import Knowledge
-from dlx.node.round.round_state import Book
+from dlx.node.round.round_state import RoundState
 from dlx.node.round.sealing import Sealing
 from dlx.training.slot.undecided import Undecided
 from tests.attacks.lies import Lie
@@ -39,7 +39,7 @@ def _withhold() -> None:
 
 def _equivocate() -> None:
     """A second statement about each round, signed like the first."""
-    honest = SlotHands.gossip
+    honest = Executor._gossip
 
     async def gossip(self: Any, statement: a.Statement) -> None:
         await honest(self, statement)
@@ -47,23 +47,23 @@ def _equivocate() -> None:
             said = statement.signed.contribution
             if said.account == self._context.account:
                 other = replace(said, loss=said.loss // 2)
-                signed: SignedContribution = other.sign(self._rules.domain, self._context.account_key)
+                signed: SignedContribution = other.sign(self._rules.domain, self._context.signer._key)
                 await honest(self, a.GossipContribution(signed))
 
-    SlotHands.gossip = gossip  # type: ignore[method-assign]
+    Executor._gossip = gossip  # type: ignore[method-assign]
 
 
 def _censor() -> None:
     """Lists its own replica alone, and signs nobody else's proposals."""
     honest_usable, honest_attest = Knowledge.usable, Sealing._attest
 
-    def usable(self: Any, book: Book) -> dict[int, bytes]:
-        found, slot = honest_usable(self, book), self.view.slot_of(self._account)
+    def usable(self: Any, state: RoundState) -> dict[int, bytes]:
+        found, slot = honest_usable(self, state), self.view.slot_of(self._account)
         return {slot[0]: found[slot[0]]} if slot is not None and slot[0] in found else {}
 
-    def attest(self: Any, book: Book, digest: bytes, proposal: Any, *known: Any) -> None:
+    def attest(self: Any, moment: Any, digest: bytes, proposal: Any) -> None:
         if proposal.signer == self._account:
-            honest_attest(self, book, digest, proposal, *known)
+            honest_attest(self, moment, digest, proposal)
 
     Knowledge.usable, Sealing._attest = usable, attest  # type: ignore[method-assign]
 
@@ -78,4 +78,4 @@ def _collude() -> None:
         return honest(**fields | {"finding": int(Finding.HONEST), "reasons": ()})
 
     verifier.VerdictReport = report  # type: ignore[misc, assignment]
-    assert Judge._check.__globals__["VerdictReport"] is report
+    assert Verifier._check.__globals__["VerdictReport"] is report

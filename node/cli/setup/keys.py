@@ -143,7 +143,7 @@ def export_signed(
     """
     from dlx.ground import durable
     from dlx.node.home.keys import identity, interchange
-    from dlx.node.home.keys.slashing_protection import SignedBook
+    from dlx.node.home.keys.slashing_protection import SignedStatements
 
     if out.exists() or not out.parent.is_dir():
         raise Failure(f"{out} cannot be made: name a new file in a folder that exists")
@@ -152,9 +152,9 @@ def export_signed(
     folder.create()
     with folder.lock():
         identity.load_account(folder, settings)  # the password has to be the account's, or nothing would open the file
-        with closing(SignedBook(folder.signed, address)) as book:
-            entries = book.entries()
-        password, cost = identity.read_password(folder, settings), identity.seal_cost(folder)
+        with closing(SignedStatements(folder.signed, address)) as signed:
+            entries = signed.entries()
+        password, cost = identity.read_password(folder, settings), identity.encryption_cost(folder)
         durable.create(out, interchange.pack(address, entries, password, cost))
     options.note(
         f"do not start {folder.root} again once {address} has moved: it could sign what the other node does not know"
@@ -176,7 +176,7 @@ def import_signed(
     A file of another account, a damaged one or one that contradicts what was signed here changes nothing.
     """
     from dlx.node.home.keys import identity, interchange
-    from dlx.node.home.keys.slashing_protection import SignedBook
+    from dlx.node.home.keys.slashing_protection import SignedStatements
 
     folder, settings = options.folder(datadir, network, password_file=password_file)
     address = identity.account_address(folder)
@@ -186,8 +186,8 @@ def import_signed(
     with folder.lock():
         try:
             entries = interchange.unpack(file.read_bytes(), address, identity.read_password(folder, settings))
-            with closing(SignedBook(folder.signed, address)) as book:
-                added = book.merge(entries)
+            with closing(SignedStatements(folder.signed, address)) as signed:
+                added = signed.merge(entries)
         except Failure as error:
             raise Failure(f"{file}: {error}; nothing was imported") from None
     made = {

@@ -12,12 +12,11 @@ from dlx.node import version
 from dlx.node.daemon.api.status import CheckStatus, LedgerStatus, NodeStatus, PeerView, RoundView, SealStatus, Traffic
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import Follower
-from dlx.node.daemon.challenges.responder import Custody
-from dlx.node.daemon.challenges.verifier import Judge
+from dlx.node.daemon.challenges.responder import ChallengeResponder
+from dlx.node.daemon.challenges.verifier import Verifier
 from dlx.node.daemon.membership.registration import Membership, eligibility
 from dlx.node.daemon.membership.rest import Rest
-from dlx.node.daemon.membership.tally import Tally
-from dlx.node.daemon.metrics import Metrics
+from dlx.node.daemon.metrics import Metrics, SealCounter
 from dlx.node.daemon.metrics import Traffic as Counted
 from dlx.node.daemon.slot.assignment import Assignment
 from dlx.node.daemon.supervisor import Supervisor
@@ -40,14 +39,14 @@ class Overview:
     follower: Follower
     membership: Membership
     assignment: Assignment
-    tally: Tally
+    seal_counter: SealCounter
     supervisor: Supervisor
     clock: ChainClock
     metrics: Metrics
     traffic: Callable[[], Counted]
     rest: Rest
-    custody: Custody | None = None
-    judge: Judge | None = None
+    responder: ChallengeResponder | None = None
+    verifier: Verifier | None = None
     stopping: bool = False
     started_at: float = field(default_factory=time.time)
 
@@ -80,7 +79,7 @@ class Overview:
                 clock_skew_seconds=round(self.clock.skew, 1) if seen else None,
             ),
             last_counted_round=seen.view.last_round_counted(self.account) if seen else None,
-            counted_in_last_round=self.tally.counted,
+            counted_in_last_round=self.seal_counter.counted,
             vote=eligibility.vote(seen.view, self.account) if seen and seen.view.created else None,
             notices=eligibility.notices(seen.view, self.account, self.clock.now())
             if seen and seen.view.created
@@ -175,7 +174,7 @@ class Overview:
         )
 
     def _last_seal(self) -> SealStatus | None:
-        sealed, seen = self.tally.last, self.follower.seen.value
+        sealed, seen = self.seal_counter.last, self.follower.seen.value
         if sealed is None or seen is None:
             return None
         return SealStatus(
@@ -189,16 +188,16 @@ class Overview:
         )
 
     def _checks(self) -> CheckStatus | None:
-        if self.judge is None or self.custody is None:
+        if self.verifier is None or self.responder is None:
             return None
-        effort, held = self.judge.effort, self.custody.held
+        effort, held = self.verifier.effort, self.responder.held
         return CheckStatus(
-            **summary(self.judge.cases()),
+            **summary(self.verifier.cases()),
             served=held.drawn,
             undecided_bytes=held.undecided,
             seconds=round(effort.spent, 1),
             allowed_seconds=round(effort.allowed, 1),
-            waits=self.judge.awaits(),
+            waits=self.verifier.awaits(),
         )
 
     def _needs_peers(self) -> bool:

@@ -18,9 +18,8 @@ from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.chain.clock import ChainClock
-from dlx.node.daemon.chain.poll_interval import QUICK, next_look
-from dlx.node.daemon.observable import Watch
-from dlx.node.daemon.supervisor import Well
+from dlx.node.daemon.observable import Observable
+from dlx.node.daemon.supervisor import ReportHealthy
 from dlx.node.home import logs
 from dlx.node.home.errors import UsageFailure
 
@@ -29,6 +28,9 @@ GAP = 0.1  # seconds between two looks, however fast blocks come
 STEP = 0.5  # seconds after which it is reconsidered when to look again
 _HEADS = 16  # from which the time between blocks is reckoned
 SILENCE = Backoff(0.5, 5.0)  # while the chain does not answer
+QUICK = 0.4  # seconds between two looks at least
+RARE = 30.0  # and at most
+NOTICE = 4  # looks in the time that the run gives to answer an accusation, or to a round
 log = logs.get(__name__)
 
 
@@ -43,14 +45,14 @@ class ChainSeen:
 
     def peer_of(self, account: str) -> str | None:
         """The libp2p peer id that the account registered."""
-        record = self.nodes.nodes.get(account)
-        return None if record is None else peer_id_to_base58(record.peer_id)
+        node = self.nodes.nodes.get(account)
+        return None if node is None else peer_id_to_base58(node.peer_id)
 
     def peers(self) -> dict[str, tuple[str, ...]]:
         """Peer id -> addresses, of the members of the run's slots and of its creator, who serves its public blobs."""
         named = {*self.view.members(), self.view.creator} if self.view.created else ()
-        records = [self.nodes.nodes[account] for account in named if account in self.nodes.nodes]
-        return {peer_id_to_base58(record.peer_id): record.multiaddrs for record in records}
+        nodes = [self.nodes.nodes[account] for account in named if account in self.nodes.nodes]
+        return {peer_id_to_base58(node.peer_id): node.multiaddrs for node in nodes}
 
 
 class Follower:
@@ -64,7 +66,7 @@ class Follower:
         self, client: LedgerClient, run: bytes, clock: ChainClock, is_awaited: Callable[[], bool] = lambda: True
     ) -> None:
         """`is_awaited`: whether anything of this node waits for the chain now."""
-        self.seen: Watch[ChainSeen | None] = Watch(None)
+        self.seen: Observable[ChainSeen | None] = Observable(None)
         self.silence: str | None = None  # why the chain does not answer
         self._client, self._run, self._clock, self._is_awaited = client, run, clock, is_awaited
         self._heads, self._seen_at = deque[Head](maxlen=_HEADS), 0.0  # the newest, and when the last was seen
@@ -86,12 +88,12 @@ class Follower:
                 return seen
         raise AssertionError("values never end")
 
-    async def run(self, well: Well) -> None:
+    async def run(self, report_healthy: ReportHealthy) -> None:
         while True:
             with trio.CancelScope() as self._generation:
-                await self._follow(well)
+                await self._follow(report_healthy)
 
-    async def _follow(self, well: Well) -> None:
+    async def _follow(self, report_healthy: ReportHealthy) -> None:
         feed, head, failures = self._client.follow(self._run, self._confirmations, self._seals), None, 0
         whole, stale, lost = False, True, False  # lost: what was read, not by the chain
         while True:
@@ -128,7 +130,7 @@ class Follower:
             if whole and stale:  # not half of a run
                 head, stale = update.head, False
                 self.seen.set(ChainSeen(update.view.copy(), update.nodes.copy(), head, update.recent))
-            well()
+            report_healthy()
             await self._pause(asked, is_news)
 
     async def _pause(self, asked: float, is_news: bool) -> None:
@@ -168,3 +170,16 @@ class Follower:
             log.warning(
                 "this machine's clock and the chain's differ; the chain's counts", seconds=round(self._clock.skew)
             )
+
+
+def next_look(spacing: float | None, since_block: float, is_awaited: bool, notice: float) -> float:
+    """Seconds after the last look.
+
+    `spacing`: seconds between the newest blocks, None where that is not known yet; `since_block`: since we saw the
+    newest; `is_awaited`: whether anything here waits for the chain; `notice`: seconds that the run gives to answer.
+    A block that is late is looked for eight times in the time of one.
+    """
+    if spacing is None:
+        return QUICK
+    due = max(QUICK, spacing / 8, spacing - since_block)
+    return due if is_awaited else max(due, min(RARE, notice / NOTICE))

@@ -8,8 +8,8 @@ import trio
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.events import Sealed
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
-from dlx.node.daemon.observable import Watch
-from dlx.node.daemon.supervisor import Well
+from dlx.node.daemon.observable import Observable
+from dlx.node.daemon.supervisor import ReportHealthy
 from dlx.node.home import logs
 from dlx.node.round.challenges.draw import Drawn, draw_block, drawable, drawn_of, seals_of
 from dlx.training.recipe.manifest import Manifest
@@ -45,7 +45,7 @@ class Draws:
         block_hash: Callable[[int], bytes | None],
         now: Callable[[], float],
     ) -> None:
-        self.rounds: Watch[Mapping[int, RoundDraw]] = Watch({})
+        self.rounds: Observable[Mapping[int, RoundDraw]] = Observable({})
         self._follower, self._manifest, self._block_hash, self._now = follower, manifest, block_hash, now
 
     def __iter__(self) -> Iterator[Drawn]:
@@ -53,12 +53,12 @@ class Draws:
         known = self.rounds.value
         return (one for round in sorted(known) for one in known[round].drawn)
 
-    async def run(self, well: Well) -> None:
+    async def run(self, report_healthy: ReportHealthy) -> None:
         """Raises LedgerError where the chain does not answer."""
         async for seen in self._follower.seen.values():
             if seen is not None and seen.view.created:
                 await self._look(seen)
-                well()
+                report_healthy()
 
     async def _look(self, seen: ChainSeen) -> None:
         before, known = self.rounds.value, dict[int, RoundDraw]()

@@ -64,17 +64,18 @@ class Evidence:
         where nothing can be said, CheckFailed and OSError for what may go better later, FalseStatement.
         """
         context = self.context
-        inner = InnerInputs(context.manifest, view, context.deals)
+        inner = InnerInputs(context.run.manifest, view, context.run.deals)
         most = inner.largest_file(drawn.stage)
         get = self._getter(drawn)
-        work = await trio.to_thread.run_sync(inner.work, drawn, get, context.store.folder, context.placement)
+        folder, placement = context.storage.blobs.folder, context.operator.placement
+        work = await trio.to_thread.run_sync(inner.work, drawn, get, folder, placement)
         for name in work.sent():
             try:
                 await self._fetch(name, most, None)
             except MissingInputs:
                 if whole:
                     raise
-        async with self.data(await trio.to_thread.run_sync(inner.shards, work, context.data)):
+        async with self.data(await trio.to_thread.run_sync(inner.shards, work, context.run.data)):
             found = await self._checked(work, drawn, view, inner)
             if found.done and found.reasons:  # nobody is accused because of a bit that flipped here
                 again = await self._checked(work, drawn, view, inner)
@@ -83,30 +84,36 @@ class Evidence:
         disputed = found.disputed or await trio.to_thread.run_sync(inner.disputed, drawn, get)
         return found, disputed
 
+    @property
+    def _round_timeout(self) -> float:
+        return self.context.run.manifest.timing.round_timeout
+
     @asynccontextmanager
     async def data(self, wanted: Sequence[Shard]) -> AsyncIterator[None]:
         """These shards are here, sound, and stay. Raises CheckFailed, OSError."""
-        context, owner = self.context, f"check/{self.context.run.hex()[:16]}"
+        run, store = self.context.run, self.context.storage.blobs
+        owner, public = f"check/{run.id.hex()[:16]}", PublicData(store, self.context.network.exchange)
         names = [bytes.fromhex(shard.sha256) for shard in wanted]
-        await trio.to_thread.run_sync(context.store.pin, owner, names)
+        await trio.to_thread.run_sync(store.pin, owner, names)
         try:
             for name in names:
-                await trio.to_thread.run_sync(context.store.sound, name)  # a damaged one is gone now
-            await PublicData(context.store, context.exchange).shards(context.data, wanted, Kind.SHARD, "a check")
+                await trio.to_thread.run_sync(store.sound, name)  # a damaged one is gone now
+            await public.shards(run.data, wanted, Kind.SHARD, "a check")
             yield
         except (BlobError, DataError) as error:
             raise CheckFailed(f"its training data is not to be had: {error}") from None
         finally:
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(context.store.pin, owner, ())
+                await trio.to_thread.run_sync(store.pin, owner, ())
 
     async def _checked(self, work: Work, drawn: Drawn, view: RunView, inner: InnerInputs) -> Outcome:
-        maker, most = self.context.peer_of(drawn.account), inner.largest_file(drawn.stage)
+        maker, most = self.context.network.peer_of(drawn.account), inner.largest_file(drawn.stage)
+        store, seconds = self.context.storage.blobs, check_seconds(work, self._round_timeout)
         shared = work.shared(inner.terms.ahead)
         for _ in range(PASSES):
             began = trio.current_time()
             try:
-                found = await check(work, check_seconds(work, self.context.manifest.timing.round_timeout))
+                found = await check(work, seconds)
             finally:
                 self.effort.spent += trio.current_time() - began
             if found.refusal:
@@ -114,7 +121,7 @@ class Evidence:
             if not found.missing:
                 return found
             for name in found.missing:
-                await trio.to_thread.run_sync(self.context.store.sound, name)  # a damaged one is missing too, and goes
+                await trio.to_thread.run_sync(store.sound, name)  # a damaged one is missing too, and goes
                 if name not in shared:
                     await self._fetch(name, most, maker)
                     continue
@@ -128,7 +135,7 @@ class Evidence:
 
     def _getter(self, drawn: Drawn) -> Get:
         """To be called from a thread."""
-        maker = self.context.peer_of(drawn.account)
+        maker = self.context.network.peer_of(drawn.account)
 
         def get(name: bytes, limit: int) -> Path:
             return trio.from_thread.run(self._fetch, name, limit, maker)
@@ -138,16 +145,17 @@ class Evidence:
     async def _base(self, view: RunView, drawn: Drawn, inner: InnerInputs) -> None:
         """Have the version that the round began with, from its stage's members. Raises MissingInputs."""
         context, version = self.context, inner.base(drawn)
-        name, size = view.weights(drawn.stage, version), context.manifest.genesis[drawn.stage].size
-        members = [peer for account in view.members_in(drawn.stage) if (peer := context.peer_of(account))]
+        name, size = view.weights(drawn.stage, version), context.run.manifest.genesis[drawn.stage].size
+        members = [peer for account in view.members_in(drawn.stage) if (peer := context.network.peer_of(account))]
         root = roots(view, drawn.stage, version).get(name)
         with self._absent_unless_had(name):
-            await fetch_file(context.exchange, context.store, name, root, size, members, THEN_SECONDS)
+            await fetch_file(context.network.exchange, context.storage.blobs, name, root, size, members, THEN_SECONDS)
 
     async def _fetch(self, name: bytes, limit: int, maker: str | None) -> Path:
         """From its maker, else from everybody. Raises MissingInputs, also for what comes so slowly that others are
         checked first: it is gone on with where it stopped."""
-        ask = partial(fetch, self.context.exchange, self.context.store, name, limit, kind=Kind.VERSION)
+        exchange, store = self.context.network.exchange, self.context.storage.blobs
+        ask = partial(fetch, exchange, store, name, limit, kind=Kind.VERSION)
         with self._absent_unless_had(name):
             path = None
             if maker is not None:
@@ -160,7 +168,7 @@ class Evidence:
     @contextmanager
     def _absent_unless_had(self, name: bytes) -> Iterator[None]:
         """Raises MissingInputs where a blob is not to be had, or comes slowly."""
-        seconds = max(VISIT_SECONDS, self.context.manifest.timing.round_timeout)
+        seconds = max(VISIT_SECONDS, self._round_timeout)
         try:
             with trio.fail_after(seconds):
                 yield
@@ -174,5 +182,5 @@ class Evidence:
 
 def check_seconds(work: Work, round_timeout: float) -> float:
     """How long a replay may take, by what the contribution says of itself: its maker bends that by a round timeout."""
-    said = Contribution.decode(work.statement)
-    return CHECK_SECONDS + SLOWER * min(said.compute_ms / 1000 / max(1, said.segments), round_timeout)
+    statement = Contribution.decode(work.statement)
+    return CHECK_SECONDS + SLOWER * min(statement.compute_ms / 1000 / max(1, statement.segments), round_timeout)

@@ -1,5 +1,5 @@
 """What this node has to show of its own work: once a round's draw is known, the drawn segment's files become public
-blobs for the manifest's window, and the rest of the round goes (see training.slot.undecided).
+blobs for the manifest's window. The rest of the round goes (see training.slot.undecided).
 
 It looks into the folders of every stage that the node has held: a contribution is answered for also after a move. The
 members of a stage also keep the version that its drawn work began with, which a check begins with too.
@@ -16,8 +16,8 @@ from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, TypedError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.challenges.draws import RoundDraw
 from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.observable import Watch
-from dlx.node.daemon.supervisor import Well
+from dlx.node.daemon.observable import Observable
+from dlx.node.daemon.supervisor import ReportHealthy
 from dlx.node.home import logs
 from dlx.node.round.challenges.draw import MOST_WINDOW
 from dlx.node.round.rules.continuity import LOOKED_BACK
@@ -38,25 +38,25 @@ class Held:
     drawn: int = 0  # own contributions that are served
 
 
-class Custody:
+class ChallengeResponder:
     """Of one account in one run. `view()`: the ledger's newest."""
 
     def __init__(
-        self, context: RunContext, rounds: Watch[Mapping[int, RoundDraw]], view: Callable[[], RunView | None]
+        self, context: RunContext, rounds: Observable[Mapping[int, RoundDraw]], view: Callable[[], RunView | None]
     ) -> None:
         self.held = Held()
-        self._context, self._store, self._rounds, self._view = context, context.store, rounds, view
-        self._terms = Terms.of(context.manifest)
-        self._prefix = f"custody/{context.run.hex()[:16]}/"
-        self._window = min(context.manifest.audit.window, MOST_WINDOW)
+        self._context, self._store, self._rounds, self._view = context, context.storage.blobs, rounds, view
+        self._terms = Terms.of(context.run.manifest)
+        self._prefix = f"custody/{context.run.id.hex()[:16]}/"
+        self._window = min(context.run.manifest.audit.window, MOST_WINDOW)
 
-    async def run(self, well: Well) -> None:
+    async def run(self, report_healthy: ReportHealthy) -> None:
         """Raises OSError; what is done stays done."""
         async for rounds in self._rounds.values():
             view = self._view()
             if view is not None and view.created:
                 self.held = await trio.to_thread.run_sync(self._settle, view, rounds)
-                well()
+                report_healthy()
 
     def _settle(self, view: RunView, draws: Mapping[int, RoundDraw]) -> Held:
         gone = min(map(view.next_round, range(view.config.stages))) - self._window - SPARE
@@ -83,7 +83,7 @@ class Custody:
         if not mine or finished is None:
             slot.decide(round, None, self._store.folder)
             return
-        segment, trained, ahead = mine[0].segment, finished.trained, self._context.manifest.outer.ahead
+        segment, trained, ahead = mine[0].segment, finished.trained, self._context.run.manifest.outer.ahead
         names = set(handed_over(finished.trace, segment, trained, ahead).values())
         said = {trained.payload, trained.trace, *self._chain(mine[0].statement)}  # whatever the manifest's retention is
         self._store.pin(f"{self._prefix}own/{stage}/{round}", names | said)  # first: a kill must leave nothing unowned
@@ -111,5 +111,5 @@ class Custody:
                 self._store.pin(owner, {view.weights(stage, base_version(self._terms, round))})
 
     def _slots(self) -> Iterator[tuple[int, Undecided]]:
-        for path in sorted(self._context.directory.glob("stage-*/slot")):
+        for path in sorted(self._context.storage.directory.glob("stage-*/slot")):
             yield int(path.parent.name.removeprefix("stage-")), Undecided(path)

@@ -27,7 +27,7 @@ from dlx.node.daemon.challenges.draws import Draws
 from dlx.node.daemon.challenges.evidence import Effort, Evidence
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.messages import verdicts_topic
-from dlx.node.daemon.supervisor import Well
+from dlx.node.daemon.supervisor import ReportHealthy
 from dlx.node.home import logs
 from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn
@@ -82,7 +82,7 @@ class _Delays:
         self.until.pop(key, None)
 
 
-class Judge:
+class Verifier:
     """`view()`: the ledger's newest; `agreed()`: the peers that are connected."""
 
     def __init__(
@@ -96,17 +96,18 @@ class Judge:
         agreed: Callable[[], tuple[str, ...]],
     ) -> None:
         self.effort = effort
-        self._context, self._draws, self._store, self._exchange = context, draws, store, exchange
+        self._context, self._network, self._chain = context, context.network, context.chain
+        self._draws, self._store, self._exchange = draws, store, exchange
         self._view, self._agreed, self._evidence = view, agreed, Evidence(context, effort)
         self._verdicts: dict[bytes, dict[str, ReportedVerdict]] = defaultdict(dict)  # statement -> by checker
         self._delays, self._convictions = _Delays(), _Delays()
         self._wanted: dict[tuple[bytes, bytes], Wanted] = {}  # statement, blob
         self._due: dict[bytes, float] = {}  # statement -> since when its maker may be convicted
-        self._timing = context.manifest.timing
+        self._timing = context.run.manifest.timing
         self._random = Random()
         self._incoming, self._waiting = trio.open_memory_channel[tuple[wire.VerdictMessage, str]](MAX_WAITING)
 
-    async def run(self, well: Well) -> None:
+    async def run(self, report_healthy: ReportHealthy) -> None:
         for verdict in await trio.to_thread.run_sync(self._store.since, 0):
             self._verdicts[verdict.report.statement][verdict.checker] = verdict
         async with trio.open_nursery() as nursery:
@@ -120,7 +121,7 @@ class Judge:
                     await trio.sleep(LOOK_SECONDS)
                 else:
                     await self._check(case)
-                well()
+                report_healthy()
 
     def cases(self) -> Iterator[Case]:
         """Every drawn contribution of the window, oldest first."""
@@ -131,7 +132,7 @@ class Judge:
 
     def awaits(self) -> str | None:
         """For what drawn work that nobody replayed waits."""
-        view, now, cases = self._view(), self._context.now(), list(self.cases())
+        view, now, cases = self._view(), self._chain.now(), list(self.cases())
         if view is None:
             return None
         if any(not case.verdicts and not self._delays.is_over(case.drawn.statement, now) for case in cases):
@@ -160,10 +161,11 @@ class Judge:
                 return  # perhaps its draw is not known here yet: it is asked for again
             if checker in self._verdicts[report.statement]:
                 return  # others send what they keep again and again
-            verdict = ReportedVerdict.read(message.report, message.signature, context.run, context.client.domain)
+            domain = self._chain.client.domain
+            verdict = ReportedVerdict.read(message.report, message.signature, context.run.id, domain)
         except VerdictError as error:
             log.debug("no verdict", source=source, error=str(error))
-            context.reject("verdict", source)
+            self._network.reject("verdict", source)
             return
         await self._keep(verdict)
 
@@ -174,7 +176,7 @@ class Judge:
         if verdict.checker in known:
             return
         kind = Kind.PAYLOAD if verdict.finding is Finding.HONEST else Kind.PUBLIC  # what the ledger may name stays
-        await trio.to_thread.run_sync(self._context.store.put, verdict.data, kind)
+        await trio.to_thread.run_sync(self._context.storage.blobs.put, verdict.data, kind)
         if await trio.to_thread.run_sync(self._store.add, verdict):
             known[verdict.checker] = verdict
             say = log.info if verdict.finding is Finding.HONEST else log.warning
@@ -182,7 +184,7 @@ class Judge:
                 "verdict", finding=verdict.finding.word, round=report.round, replica=report.replica,
                 stage=report.stage, account=verdict.account, by=verdict.checker, reasons="; ".join(report.reasons),
             )  # fmt: skip
-            self._context.metrics.verdict(verdict.finding.word)
+            self._context.observers.metrics.verdict(verdict.finding.word)
 
     async def _ask(self) -> None:
         """What was missed, of one peer after the other."""
@@ -214,7 +216,7 @@ class Judge:
     # ---- checking ----
 
     def _next(self) -> Case | None:
-        view, now = self._view(), self._context.now()
+        view, now = self._view(), self._chain.now()
         if view is None:
             return None
         tried = (case for case in self.cases() if self._delays.is_over(case.drawn.statement, now))
@@ -224,7 +226,7 @@ class Judge:
     async def _check(self, case: Case) -> None:
         drawn, context, view = case.drawn, self._context, self._view()
         assert view is not None
-        now, timeout = context.now(), self._timing.round_timeout
+        now, timeout = self._chain.now(), self._timing.round_timeout
         disputed = False
         try:
             whole = now < case.since + turns.TURN_TIMEOUTS * timeout
@@ -234,7 +236,7 @@ class Judge:
             outcome, finding, reasons = Outcome(), Finding.FALSE, (str(error),)
         except MissingInputs as error:
             if not self._is_withheld(drawn, error):
-                (self._delays.soon if error.arriving_s else self._delays.again)(drawn.statement, context.now())
+                (self._delays.soon if error.arriving_s else self._delays.again)(drawn.statement, self._chain.now())
                 log.debug("not served yet", round=drawn.round, stage=drawn.stage, blobs=str(error))
                 return
             outcome, finding, reasons = Outcome(), Finding.WITHHELD, (f"nobody gives {error}",)
@@ -244,12 +246,12 @@ class Judge:
             return
         except (CheckFailed, OSError) as error:
             log.info("not checked yet", round=drawn.round, stage=drawn.stage, reason=str(error))
-            self._delays.again(drawn.statement, context.now())
+            self._delays.again(drawn.statement, self._chain.now())
             if self._delays.failures[drawn.statement] >= MAX_FAILURES:
                 self._delays.never(drawn.statement)
             return
         report = VerdictReport(
-            run=context.run,
+            run=context.run.id,
             round=drawn.round,
             stage=drawn.stage,
             replica=drawn.replica,
@@ -266,16 +268,16 @@ class Judge:
             hardware=printable_ascii(outcome.hardware[:32], 32),
             checker=to_canonical_address(context.account),
         )
-        verdict = ReportedVerdict.make(report, context.client.domain, context.account_key)
+        verdict = ReportedVerdict.make(report, context.signer.sign_verdict)
         await self._keep(verdict)
-        await context.gossip.publish(
-            verdicts_topic(context.run), wire.encode(wire.VerdictMessage(verdict.data, verdict.signature))
+        await self._network.gossip.publish(
+            verdicts_topic(context.run.id), wire.encode(wire.VerdictMessage(verdict.data, verdict.signature))
         )
 
     def _is_withheld(self, drawn: Drawn, absent: MissingInputs) -> bool:
         """Whether that nobody gives these blobs is its maker's fault: it was there and asked again for long enough, by
         us, and still has to serve what it was asked for. Each has its own time: others that came are no fault."""
-        now, timeout, view = self._context.now(), self._timing.round_timeout, self._view()
+        now, timeout, view = self._chain.now(), self._timing.round_timeout, self._view()
         found = [
             self._wanted.setdefault((drawn.statement, blob), Wanted(now - absent.arriving_s)) for blob in absent.blobs
         ]
@@ -291,14 +293,14 @@ class Judge:
     def _hears(self, view: RunView, maker: str) -> bool:
         """Whether it would be the maker's fault, not ours, that nobody gives its blobs."""
         peers = set(self._agreed())
-        others = {self._context.peer_of(account) for account in view.members() if account != self._context.account}
-        return self._context.peer_of(maker) in peers or 2 * len(others & peers) > len(others)
+        others = {self._network.peer_of(account) for account in view.members() if account != self._context.account}
+        return self._network.peer_of(maker) in peers or 2 * len(others & peers) > len(others)
 
     # ---- convictions ----
 
     async def _convict(self) -> None:
         while True:
-            view, now = self._view(), self._context.now()
+            view, now = self._view(), self._chain.now()
             if view is not None:
                 for case in list(self.cases()):
                     against, statement = turns.conviction(view, case), case.drawn.statement
@@ -313,8 +315,8 @@ class Judge:
 
     async def _send(self, case: Case, against: list[ReportedVerdict]) -> None:
         log.warning("convicting", account=case.drawn.account, round=case.drawn.round, stage=case.drawn.stage)
-        send = partial(self._context.client.convict, [one.signed for one in against])
-        self._convictions.again(case.drawn.statement, self._context.now())
+        send = partial(self._chain.client.convict, [one.signed for one in against])
+        self._convictions.again(case.drawn.statement, self._chain.now())
         try:
             await trio.to_thread.run_sync(send, abandon_on_cancel=True)
         except (LedgerError, DlxError, OSError) as error:

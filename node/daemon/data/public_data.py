@@ -1,6 +1,6 @@
 """A run's public data, by hash, from whoever has it: manifest, data shards, and for mirrors the first weights."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,8 @@ from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.errors import DlxError
 from dlx.ground.machine import expand
 from dlx.ledger.view.run_view import RunView
+from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.supervisor import ReportHealthy
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 from dlx.node.runs.find import differences
@@ -21,6 +23,7 @@ from dlx.training.recipe.recipe import BlobRef
 
 TRY_SECONDS = 30.0  # to fetch a blob; what came of it is kept for the next try
 _AT_ONCE = 4
+_BATCH = 64  # shards that a mirror asks for together, at most 1 GiB
 log = logs.get(__name__)
 
 
@@ -122,6 +125,32 @@ def private_folder(chosen: str, blobs: Path, manifest: Manifest, public: DataMan
     shards.check_private(folder, public)
     log.info("training on private data", folder=str(folder))
     return folder
+
+
+class DataMirror:
+    """Fetches all of a run's training data and first weights, and keeps them for others (`mirror_data`)."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._run, self._store = context.run, context.storage.blobs
+        self._public = PublicData(context.storage.blobs, context.network.exchange)
+
+    async def run(self, report_healthy: ReportHealthy) -> None:
+        """Until all is here. Raises BlobError, OSError: what is here stays."""
+        data, public = self._run.data, self._public
+        await public.first_weights(self._run.manifest)
+        await trio.to_thread.run_sync(self._keep, [blob.sha256 for blob in self._run.manifest.genesis])
+        report_healthy()
+        every = list(dict.fromkeys(data.train + data.heldout))
+        for at in range(0, len(every), _BATCH):
+            batch = every[at : at + _BATCH]
+            await public.shards(data, batch, Kind.PUBLIC, f"all data, {100 * at // len(every)}% done")
+            await trio.to_thread.run_sync(self._keep, [shard.sha256 for shard in batch])
+            report_healthy()
+        log.info("all training data and first weights are here", shards=len(every))
+
+    def _keep(self, names: Iterable[str]) -> None:
+        for name in names:  # some were fetched for rounds
+            self._store.note(bytes.fromhex(name), Kind.PUBLIC)
 
 
 def _hash(blob: BlobRef) -> bytes:

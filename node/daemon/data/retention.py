@@ -1,7 +1,9 @@
 """What a slot's node keeps on disk: said to the blob store as pins, which outlive the process; the rest goes."""
 
+import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ledger.typed import Contribution, Record, TypedError
@@ -97,3 +99,28 @@ def version_hashes(view: RunView, stage: int, version: int) -> list[bytes]:
     """The blobs of V[stage, version]: weights, and outer momentum where there is one."""
     momentum = view.momentum(stage, version)
     return [view.weights(stage, version)] + ([momentum] if any(momentum) else [])
+
+
+def kept_stage(directory: Path) -> int | None:
+    """The stage of the newest finished round, which a node that lost its slot asks for; None where there is none."""
+    states = _states(directory)
+    return max(states, key=lambda stage: states[stage].stat().st_mtime_ns, default=None)
+
+
+def drop_other_stages(directory: Path, stage: int) -> None:
+    """Changing stage clears residual and moments of the old one, once the new stage has finished a round of its own.
+
+    Until then the old state is all there is: a node that is given its old stage back goes on with it.
+    """
+    if stage not in _states(directory):
+        return
+    for slot in directory.glob("stage-*/slot"):
+        if slot.parent.name != f"stage-{stage}":
+            (slot / "slot.json").unlink(missing_ok=True)  # first: a kill must leave no state that names lost files
+            shutil.rmtree(slot, ignore_errors=True)
+
+
+def _states(directory: Path) -> dict[int, Path]:
+    """By stage, the file of each training state in a run's folder: it names the last finished round."""
+    files = directory.glob("stage-*/slot/slot.json")
+    return {int(path.parent.parent.name.removeprefix("stage-")): path for path in files}

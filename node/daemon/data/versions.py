@@ -10,12 +10,12 @@ from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import Plan, Record, SignedContribution
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.data.retention import version_hashes
-from dlx.node.daemon.failures import fetch, told
+from dlx.node.daemon.failures import action_failures, fetch
 from dlx.node.home import logs
-from dlx.node.round.faults import ActionFailed, Differs
+from dlx.node.round.actions import ActionFailed, Differs
 from dlx.node.round.rules.plans import manifest_plan, plan_of
 from dlx.node.round.rules.round_rules import Rules
-from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
+from dlx.node.trainer.client import BlobTrouble, Trainer, UnusableInput
 from dlx.node.trainer.messages import SealedPayload
 from dlx.p2p.exchange import BlobContradiction, BlobError, BlobExchange, BlobNotFound, BlobTimeout, Tree
 from dlx.training.outer.step import Version
@@ -87,7 +87,7 @@ class Versions:
             raise ActionFailed(f"the seal of round {version - 1} was taken back")
         if await trio.to_thread.run_sync(self._here, view, version):
             return
-        with told():
+        with action_failures():
             if (self.stage, version - 1) in view.sealed and self._here(view, version - 1):
                 try:
                     await self._recompute(view, version)
@@ -159,7 +159,7 @@ class Versions:
             except BlobTrouble as error:
                 await self.mend(view, version - 1, error.blobs)
                 continue
-            except Wrong as error:
+            except UnusableInput as error:
                 verdict = str(error)
             else:
                 if (made.weights, made.momentum, made.weights_root, made.momentum_root) == expected:

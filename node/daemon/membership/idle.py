@@ -77,7 +77,7 @@ def taken_of_gpus() -> float:
 
 def somebody_is_here() -> bool:
     """Whether a person sits at the machine, as far as it says so: by X11's `xprintidle`, else by logind's hint of the
-    first slot, which a desktop gives that has ever been idle."""
+    first seat, which a desktop gives that has ever been idle."""
     idle = _said("xprintidle").strip() if os.environ.get("DISPLAY") else ""
     if idle.isdecimal():
         return int(idle) < 1000 * QUIET_SECONDS

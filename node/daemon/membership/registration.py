@@ -13,7 +13,7 @@ from dlx.node.daemon.membership import eligibility
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 from dlx.node.home.keys.site import Site
-from dlx.node.round.actions import SendAccuse, SendEvict
+from dlx.node.round.actions import Send
 from dlx.node.round.liveness import claims
 from dlx.node.round.rules.sites import Enlist, TakeSlots, Wait, next_step
 from dlx.p2p.host import Host
@@ -156,12 +156,12 @@ class Membership:
         for stage in stages:
             for action in claims(seen.view, self._account, None if stage == ANY_STAGE else stage, seen.head.time):
                 match action:
-                    case SendAccuse(account=account):
+                    case Send("accuse", str(account)):
                         log.info("asking for a slot that is forfeit", member=account)
                         await trio.to_thread.run_sync(self._client.accuse, self._run, account, abandon_on_cancel=True)
                         seconds = seen.view.config.eviction_time
                         return f"; {account} was asked for its slot, which it can keep only by work within {seconds} s"
-                    case SendEvict(account=account):
+                    case Send("evict", str(account)):
                         log.info("freeing a slot that is forfeit", member=account)
                         await trio.to_thread.run_sync(self._client.evict, self._run, account, abandon_on_cancel=True)
                         return f"; {account} has lost its slot now"

@@ -18,8 +18,8 @@ import trio
 
 from dlx.ground import durable
 from dlx.node.daemon.membership.idle import Demand
-from dlx.node.daemon.observable import Watch
-from dlx.node.daemon.supervisor import Well
+from dlx.node.daemon.observable import Observable
+from dlx.node.daemon.supervisor import ReportHealthy
 from dlx.node.home import logs
 from dlx.node.home.hours import is_within
 
@@ -66,7 +66,7 @@ class Rest:
         self._file, self._schedule, self._how, self._local = file, schedule, how, local
         self._demand = Demand() if when_idle else None
         self._wanted: str | None = None
-        self.state: Watch[Resting | None] = Watch(None)
+        self.state: Observable[Resting | None] = Observable(None)
         self.look()
 
     @property
@@ -74,7 +74,7 @@ class Rest:
         """Whether the slot is to be given back."""
         return self.state.value is not None and self.state.value.how == "leave"
 
-    async def run(self, well: Well) -> None:
+    async def run(self, report_healthy: ReportHealthy) -> None:
         asked = -math.inf
         while True:
             await trio.sleep(LOOK_SECONDS)

@@ -7,11 +7,11 @@ import trio
 from dlx.ledger.typed import ANY_STAGE
 from dlx.node.daemon.chain.follower import Follower
 from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.data.local_states import kept_stage
+from dlx.node.daemon.data.retention import kept_stage
 from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.membership.rest import Rest
 from dlx.node.daemon.slot.session import Session
-from dlx.node.daemon.supervisor import Supervisor, Well
+from dlx.node.daemon.supervisor import ReportHealthy, Supervisor
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 from dlx.node.round.rules import plans
@@ -51,10 +51,10 @@ class Assignment:
     def open(self, context: RunContext) -> None:
         """The run's public data is here. Raises Failure where ranks cannot share its model as they are to."""
         try:
-            check_parallel(context.manifest, self._placement.tensor_parallel)
+            check_parallel(context.run.manifest, self._placement.tensor_parallel)
         except PlacementError as error:
             raise Failure(str(error)) from None
-        self._context, self._terms = context, Terms.of(context.manifest)
+        self._context, self._terms = context, Terms.of(context.run.manifest)
         self._opened.set()
 
     @property
@@ -76,7 +76,7 @@ class Assignment:
         machine = self.session.machine if self.session else None
         return not self.finished if machine is None else machine.awaits_chain()
 
-    async def run(self, well: Well) -> None:
+    async def run(self, report_healthy: ReportHealthy) -> None:
         """Train until the run is over or the slot closed, then return. Raises what a session raises."""
         while True:
             await self._rest_away()
@@ -92,7 +92,7 @@ class Assignment:
                 while (slot := self._membership.slot) is None and not self._is_over and not self._leaves:
                     await self._supervisor.keep("taking a slot", partial(self._join, context))
                 if slot is not None and not self._closed:
-                    await self._hold(context, trainer, slot, well)
+                    await self._hold(context, trainer, slot, report_healthy)
                 nursery.cancel_scope.cancel()
             if self._is_over:
                 if self.finished:
@@ -123,21 +123,23 @@ class Assignment:
         if self.session is not None:
             await self.session.finish_step(FINISH_SECONDS)
 
-    async def _join(self, context: RunContext, well: Well) -> None:
+    async def _join(self, context: RunContext, report_healthy: ReportHealthy) -> None:
         if self._is_over:
             return
         if self._stage is not None:
             await self._membership.join((self._stage,))
             return
-        kept = kept_stage(context.directory)
+        kept = kept_stage(context.storage.directory)
         await self._membership.join((ANY_STAGE,) if kept is None else (kept, ANY_STAGE))
 
-    async def _hold(self, context: RunContext, trainer: Trainer, slot: tuple[int, int], well: Well) -> None:
+    async def _hold(
+        self, context: RunContext, trainer: Trainer, slot: tuple[int, int], report_healthy: ReportHealthy
+    ) -> None:
         """One session, from the slot's opening until it is no longer ours."""
         seen = await self._follower.first()
         session = Session(context, trainer, slot, seen.view, seen.head.block)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell, session, well)
+            nursery.start_soon(self._tell, session, report_healthy)
             nursery.start_soon(self._leave_to_rest, session)
             self.session = session
             try:
@@ -158,11 +160,11 @@ class Assignment:
             await session.finish_step(FINISH_SECONDS)
             await self._membership.leave()
 
-    async def _tell(self, session: Session, well: Well) -> None:
+    async def _tell(self, session: Session, report_healthy: ReportHealthy) -> None:
         worked = session.last_trained
         async for seen in self._follower.seen.values():
             if seen is not None:
                 session.on_ledger(seen.view, seen.head.block)
                 if session.last_trained != worked:
                     worked = session.last_trained
-                    well()  # a session that trains rounds is no failure, however it ends
+                    report_healthy()  # a session that trains rounds is no failure, however it ends

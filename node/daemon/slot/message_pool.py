@@ -15,27 +15,27 @@ from dlx.p2p.message_sync import short_id
 AHEAD = 2  # rounds after our stage's unsealed one
 MOST = {e.ContributionSeen: 2, e.ProposalSeen: 8, e.AttestationSeen: 8, e.ReportSeen: 1}  # of one account, for a round
 
-Said = e.ContributionSeen | e.ProposalSeen | e.AttestationSeen | e.ReportSeen
+AboutRound = e.ContributionSeen | e.ProposalSeen | e.AttestationSeen | e.ReportSeen
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
-    event: Said
+class _Message:
+    event: AboutRound
     data: bytes
 
 
-class Shelf:
+class MessagePool:
     """Of one member, which holds a slot of `stage`."""
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
-        self._records: dict[tuple[int, int], dict[bytes, _Record]] = {}  # (stage, round) -> id -> record
+        self._messages: dict[tuple[int, int], dict[bytes, _Message]] = {}  # (stage, round) -> id -> message
 
     def put(self, event: e.Event, data: bytes, view: RunView) -> None:
         """Keeps a member's message about a round that is open, or will be soon; `data`: as gossip carries it."""
-        if not isinstance(event, Said) or not self._is_wanted(event, view):
+        if not isinstance(event, AboutRound) or not self._is_wanted(event, view):
             return
-        known = self._records.setdefault(_place(event), {})
+        known = self._messages.setdefault(_place(event), {})
         same = [name for name, one in known.items() if _maker(one.event) == _maker(event)]
         if len(same) >= MOST[type(event)]:
             oldest = known[same[0]].event
@@ -44,23 +44,23 @@ class Shelf:
             if isinstance(event, e.ReportSeen) and isinstance(oldest, e.ReportSeen) and event.made <= oldest.made:
                 return
             del known[same[0]]
-        known[short_id(data)] = _Record(event, data)
+        known[short_id(data)] = _Message(event, data)
 
     def has(self, data: bytes) -> bool:
-        return any(short_id(data) in known for known in self._records.values())
+        return any(short_id(data) in known for known in self._messages.values())
 
     def forget(self, view: RunView) -> None:
         """What the run is through with."""
         first = _first(view, self.stage)
-        self._records = {place: known for place, known in self._records.items() if place[1] >= first}
+        self._messages = {place: known for place, known in self._messages.items() if place[1] >= first}
 
     def ids(self, stage: int, round: int, seals: bool) -> list[bytes]:
         """What names those about a round of a stage: contributions, and with `seals` everything."""
         return [name for name, _ in self._about(stage, round, seals)]
 
-    def events(self, stage: int, round: int) -> list[Said]:
+    def events(self, stage: int, round: int) -> list[AboutRound]:
         """What they say about a round of a stage."""
-        return [record.event for _, record in self._about(stage, round, True)]
+        return [message.event for _, message in self._about(stage, round, True)]
 
     def beyond(self, request: wire.RecordsRequest) -> Iterator[bytes]:
         """What somebody asks for, contributions first."""
@@ -69,33 +69,33 @@ class Shelf:
             self._about(request.stage, request.round, request.seals),
             key=lambda one: not isinstance(one[1].event, e.ContributionSeen),
         )
-        return (record.data for name, record in about if name not in have)
+        return (message.data for name, message in about if name not in have)
 
     def wanted(self, view: RunView) -> list[tuple[int, int, bool]]:
         """(stage, round, with its seals) that this member should ask others about: all of its own stage's unsealed
-        round, and other stages' contributions where those of a replica that contributed to it are not all here."""
+        round. Other stages' contributions too, where those of a replica that contributed to it are not all here."""
         round = view.next_round(self.stage)
         replicas = self._contributed(self.stage, round)
         found = [(self.stage, round, True)]
         for stage in range(view.config.stages):
             sealed = view.sealed.get((stage, round))
-            counted = {record.replica for record in sealed.records} if sealed is not None else set[int]()
+            counted = {message.replica for message in sealed.records} if sealed is not None else set[int]()
             if stage != self.stage and not replicas <= counted | self._contributed(stage, round):
                 found.append((stage, round, False))
         return found
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
-    def _about(self, stage: int, round: int, seals: bool) -> Iterable[tuple[bytes, _Record]]:
-        for name, record in self._records.get((stage, round), {}).items():
-            if seals or isinstance(record.event, e.ContributionSeen):
-                yield name, record
+    def _about(self, stage: int, round: int, seals: bool) -> Iterable[tuple[bytes, _Message]]:
+        for name, message in self._messages.get((stage, round), {}).items():
+            if seals or isinstance(message.event, e.ContributionSeen):
+                yield name, message
 
     def _contributed(self, stage: int, round: int) -> set[int]:
-        events = (record.event for _, record in self._about(stage, round, False))
+        events = (message.event for _, message in self._about(stage, round, False))
         return {event.signed.contribution.replica for event in events if isinstance(event, e.ContributionSeen)}
 
-    def _is_wanted(self, event: Said, view: RunView) -> bool:
+    def _is_wanted(self, event: AboutRound, view: RunView) -> bool:
         stage, round = _place(event)
         if not _first(view, self.stage) <= round <= view.next_round(self.stage) + AHEAD:
             return False
@@ -118,7 +118,7 @@ def _first(view: RunView, stage: int) -> int:
     return unsealed if view.open_round is None else min(view.open_round, unsealed)
 
 
-def _place(event: Said) -> tuple[int, int]:
+def _place(event: AboutRound) -> tuple[int, int]:
     """The stage and round that it is about."""
     match event:
         case e.ContributionSeen(signed=signed):
@@ -128,5 +128,5 @@ def _place(event: Said) -> tuple[int, int]:
     return event.stage, event.round
 
 
-def _maker(event: Said) -> tuple[type, str]:
+def _maker(event: AboutRound) -> tuple[type, str]:
     return type(event), event.signer

@@ -14,14 +14,13 @@ from dlx.ground.merkle import file_root
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, SignedContribution, TypedError
 from dlx.ledger.view.run_view import RunView
-from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.data.versions import Versions
-from dlx.node.daemon.failures import fetch, told
+from dlx.node.daemon.failures import action_failures, fetch
+from dlx.node.daemon.slot.open_slot import OpenSlot
 from dlx.node.home import logs
-from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement
+from dlx.node.round.actions import ActionFailed, BadPayload, BadStatement
 from dlx.node.round.rules.plans import manifest_plan
-from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts, Rules, unit_multipliers
-from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
+from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts, unit_multipliers
+from dlx.node.trainer.client import BlobTrouble, UnusableInput
 from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTooLarge, Tree
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.trace import size as trace_size
@@ -34,28 +33,23 @@ log = logs.get(__name__)
 
 @dataclass(frozen=True)
 class Payloads:
-    """Of one stage. The methods raise ActionFailed (LocalFault where this machine is at fault)."""
+    """Of one slot's stage. The methods raise ActionFailed (LocalFault where this machine is at fault)."""
 
-    context: RunContext
-    rules: Rules
-    stage: int
-    trainer: Trainer
-    versions: Versions
+    slot: OpenSlot
     made: dict[int, set[bytes]] = field(default_factory=dict)  # round -> blobs that outer steps wrote, sealed or not
 
     async def fetch(self, view: RunView, signed: SignedContribution) -> PayloadFacts:
         """Have payload and statement in the blob store, know that it decodes. Raises BadPayload, BadStatement too."""
         statement = signed.contribution
-        payload, plan = statement.payload, self.versions.plan(view, statement.round)
-        limit = self.rules.max_payload_size(self.stage, plan)  # the stated size may be a lie
-        exchange, store = self.context.exchange, self.context.store
-        peer = None if statement.account == self.context.account else self.context.peer_of(statement.account)
+        payload, plan = statement.payload, self.slot.versions.plan(view, statement.round)
+        limit = self.slot.rules.max_payload_size(self.slot.stage, plan)  # the stated size may be a lie
+        context, peer_of = self.slot.context, self.slot.context.network.peer_of
+        exchange, store = context.network.exchange, context.storage.blobs
+        peer = None if statement.account == context.account else peer_of(statement.account)
         peers = [peer] if peer else None
         tree = Tree(statement.payload_size, statement.payload_root)
-        sharers = [
-            one for account in view.members_in(self.stage) if (one := self.context.peer_of(account)) != peer and one
-        ]
-        with told():
+        sharers = [one for account in view.members_in(self.slot.stage) if (one := peer_of(account)) != peer and one]
+        with action_failures():
             await trio.to_thread.run_sync(store.put, statement.encode(), Kind.PAYLOAD)
             try:
                 try:
@@ -63,9 +57,10 @@ class Payloads:
                     path = await ask(tree, sharers)
                 except BlobNotFound:  # nobody has it with the stated root, which may be a lie
                     path = await fetch(exchange, store, payload, limit, None, PAYLOAD_SECONDS, Kind.PAYLOAD)
-                await self._mending(partial(self.trainer.check, payload, manifest_plan(plan)), view, statement.round)
+                decode = partial(self.slot.trainer.check, payload, manifest_plan(plan))
+                await self._mending(decode, view, statement.round)
                 return await trio.to_thread.run_sync(lambda: PayloadFacts(path.stat().st_size, file_root(path)))
-            except (BlobTooLarge, BlobContradiction, Wrong) as error:
+            except (BlobTooLarge, BlobContradiction, UnusableInput) as error:
                 log.warning("payload refused", payload=payload.hex()[:12], account=statement.account, error=str(error))
                 if isinstance(error, BlobContradiction):
                     raise BadStatement("payload_root", str(error)) from None
@@ -79,16 +74,16 @@ class Payloads:
         multipliers: Sequence[int],
     ) -> OuterResult:
         """V[round + 1]."""
-        payloads = self.versions.inputs(view, round, listed, multipliers)
-        if round > view.next_round(self.stage):
+        payloads = self.slot.versions.inputs(view, round, listed, multipliers)
+        if round > view.next_round(self.slot.stage):
             raise ActionFailed(f"the seal of round {round - 1} was taken back")
-        weights, momentum = view.weights(self.stage, round), view.momentum(self.stage, round)
+        weights, momentum = view.weights(self.slot.stage, round), view.momentum(self.slot.stage, round)
         started = time.monotonic()
-        with told():
-            ask = partial(self.versions.step, weights, momentum, payloads)
+        with action_failures():
+            ask = partial(self.slot.versions.step, weights, momentum, payloads)
             made = await self._mending(ask, view, round)
         self.made.setdefault(round, set()).update((made.weights, made.momentum))
-        self.context.metrics.of_stage(self.stage).outer_seconds.observe(time.monotonic() - started)
+        self.slot.context.observers.metrics.of_stage(self.slot.stage).outer_seconds.observe(time.monotonic() - started)
         return OuterResult(made.weights, made.momentum, made.weights_root, made.momentum_root)
 
     def superseded(self, adopted: int) -> set[bytes]:
@@ -100,29 +95,30 @@ class Payloads:
         with trio.move_on_after(STATEMENT_SECONDS):
             for account, record in zip(sealed.accounts, sealed.records, strict=True):
                 try:
-                    with told():
-                        maker = self.context.peer_of(account)
+                    with action_failures():
+                        maker = self.slot.context.network.peer_of(account)
                         path = await self._have(record.statement, CONTRIBUTION_SIZE, maker)
-                        said = Contribution.decode(await trio.to_thread.run_sync(path.read_bytes))
-                        steps = min(said.inner_steps, sealed.outcome.inner_steps)  # whatever a quorum let in
-                        await self._have(said.trace, trace_size(min(said.segments, steps), steps), maker)
+                        statement = Contribution.decode(await trio.to_thread.run_sync(path.read_bytes))
+                        steps = min(statement.inner_steps, sealed.outcome.inner_steps)  # whatever a quorum let in
+                        await self._have(statement.trace, trace_size(min(statement.segments, steps), steps), maker)
                 except (ActionFailed, TypedError) as error:
                     log.info("no statement or trace", statement=record.statement.hex()[:12], error=str(error))
 
     async def _have(self, name: bytes, limit: int, maker: str | None) -> Path:
-        exchange, store, peers = self.context.exchange, self.context.store, [maker] if maker else None
+        exchange, store = self.slot.context.network.exchange, self.slot.context.storage.blobs
+        peers = [maker] if maker else None
         return await fetch(exchange, store, name, limit, peers, STATEMENT_SECONDS, Kind.PAYLOAD)
 
     async def measure(self, view: RunView, round: int, listed: Sequence[SignedContribution]) -> Measured:
         """What the aggregation policy needs to know."""
-        payloads = self.versions.inputs(view, round, listed, unit_multipliers(len(listed)))
-        with told():
-            return await self._mending(partial(self.trainer.measure, payloads), view, round)
+        payloads = self.slot.versions.inputs(view, round, listed, unit_multipliers(len(listed)))
+        with action_failures():
+            return await self._mending(partial(self.slot.trainer.measure, payloads), view, round)
 
     async def _mending(self, ask: Callable[[], Awaitable[T]], view: RunView, round: int) -> T:
         """Asks the training process; once more where our disk had lost or damaged something that could be had again."""
         try:
             return await ask()
         except BlobTrouble as error:
-            await self.versions.mend(view, round, error.blobs)
+            await self.slot.versions.mend(view, round, error.blobs)
             return await ask()

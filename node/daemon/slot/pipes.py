@@ -2,21 +2,23 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from random import Random
+from typing import Protocol
 
 import trio
 from eth_utils import to_canonical_address
 
 from dlx.ground.backoff import Backoff
-from dlx.node.daemon.slot.flow import Flow
 from dlx.p2p import wire
-from dlx.p2p.frames import PipeAlive, PipeFrame, PipeTensor, PipeWant, decode_frame, in_two
+from dlx.p2p.frames import TENSOR_PIECE, PipeAlive, PipeFrame, PipeTensor, PipeWant, decode_frame, in_two
 from dlx.p2p.pipe import Pipe, PipeClosed, PipeService
+from dlx.p2p.wire import WireError
 from dlx.training.inner.traffic import Incoming
 
 REDIAL = Backoff(0.5, 5.0)
@@ -27,15 +29,34 @@ MOST_WANTS = 1000  # that may come meanwhile: no honest neighbour changes its mi
 log = logging.getLogger(__name__)
 
 
-class Pipes:
-    """Stage s dials stage s+1 and is dialled by stage s-1.
+class PipeHandler(Protocol):
+    """What pipes ask, and whom they tell. Links are "previous" and "next"; pipes with numbers of their own lead over
+    each, one after the other."""
 
-    `member(stage)` is (account, peer id) of our replica's member of a stage, or None. `on_open(link)`,
-    `on_want(link, want)`, `on_tensor(link, pipe, piece)` and `on_gone(link)` hear of links "previous" and "next", which
-    pipes with numbers of their own lead over, one after the other. `incoming(link)` says what may come there. Of wants
-    that come close together the newest is told. `alive()` is what neighbours are told while they wait for us, if
-    anything; `on_alive(link, pipe, moving, doing)` hears every PULSE_SECONDS, at most, that a neighbour sends (moving),
-    or says that it is there.
+    def member_at(self, stage: int) -> tuple[str, str] | None:
+        """(account, peer id) of our replica's member of a stage."""
+
+    def incoming(self, link: str) -> Mapping[str, Incoming]:
+        """What may come there."""
+
+    def on_pipe_open(self, link: str) -> None: ...
+
+    def on_pipe_gone(self, link: str) -> None: ...
+
+    def on_want(self, link: str, want: PipeWant) -> None:
+        """Of wants that come close together the newest."""
+
+    def on_tensor(self, link: str, pipe: int, piece: PipeTensor) -> None: ...
+
+    def alive(self) -> PipeAlive | None:
+        """What neighbours are told while they wait for us, if anything."""
+
+    def on_alive(self, link: str, pipe: int, moving: bool, doing: str) -> None:
+        """A neighbour sends (moving), or says that it is there: every PULSE_SECONDS at most."""
+
+
+class Pipes:
+    """Stage s dials stage s+1 and is dialled by stage s-1. `reject(reason, peer)` counts what was refused.
 
     All that a pipe brings is taken at once, or the library would end a neighbour's stream; what it may bring bounds how
     much memory that takes, here and in whatever `on_tensor` hands it to.
@@ -46,20 +67,11 @@ class Pipes:
         service: PipeService,
         hello: wire.PipeHello,
         stages: int,
-        member: Callable[[int], tuple[str, str] | None],
-        incoming: Callable[[str], Mapping[str, Incoming]],
-        on_open: Callable[[str], None],
-        on_want: Callable[[str, PipeWant], None],
-        on_tensor: Callable[[str, int, PipeTensor], None],
-        on_gone: Callable[[str], None],
+        handler: PipeHandler,
         reject: Callable[[str, str], None],
-        alive: Callable[[], PipeAlive | None],
-        on_alive: Callable[[str, int, bool, str], None],
     ) -> None:
-        self._service, self._hello, self._stages, self._member_at = service, hello, stages, member
-        self._incoming, self._on_want, self._on_tensor = incoming, on_want, on_tensor
-        self._on_open, self._on_gone, self._reject = on_open, on_gone, reject
-        self._alive, self._on_alive = alive, on_alive
+        self._service, self._hello, self._stages = service, hello, stages
+        self._handler, self._reject = handler, reject
         self._open: dict[str, _Link] = {}
         self._numbers = count(1)
 
@@ -77,7 +89,7 @@ class Pipes:
         """Why a neighbour's pipe is refused, or None: it must come from the previous stage's member, as registered."""
         if (hello.run, hello.replica) != (self._hello.run, self._hello.replica):
             return "another run or replica"
-        member = self._member_at(self._hello.stage - 1) if hello.stage == self._hello.stage - 1 else None
+        member = self._handler.member_at(self._hello.stage - 1) if hello.stage == self._hello.stage - 1 else None
         if member is None or to_canonical_address(member[0]) != hello.account or member[1] != peer_id:
             return "not the member of the previous stage"
         return None
@@ -94,7 +106,7 @@ class Pipes:
     def post(self, link: str, pipe: int, piece: PipeTensor) -> None:
         """To a neighbour if this pipe is still the one to it, in order; a failure shows as `on_gone`."""
         if link in self._open and self._open[link].number == pipe:
-            self._open[link].flow.sent(piece)
+            self._open[link].flow.note_sent(piece)
             self._open[link].outgoing.send_nowait(piece)
 
     def number(self, link: str) -> int:
@@ -109,14 +121,14 @@ class Pipes:
     def check(self) -> None:
         """Close the pipes to accounts that no longer hold the neighbouring slot."""
         for name, link in list(self._open.items()):
-            member = self._member_at(self._hello.stage + (1 if name == "next" else -1))
+            member = self._handler.member_at(self._hello.stage + (1 if name == "next" else -1))
             if member is None or member[1] != link.pipe.peer_id:
                 link.scope.cancel()
 
     async def _keep_dialling(self) -> None:
         failures, random = 0, Random()
         while True:
-            member = self._member_at(self._hello.stage + 1)
+            member = self._handler.member_at(self._hello.stage + 1)
             failures += 1
             if member is not None:
                 try:
@@ -132,16 +144,16 @@ class Pipes:
         outgoing, to_send = trio.open_memory_channel[PipeFrame](math.inf)
         wants, to_tell = trio.open_memory_channel[PipeWant](MOST_WANTS)
         async with trio.open_nursery() as nursery:
-            flow = Flow(self._incoming(name))
+            flow = Flow(self._handler.incoming(name))
             link = _Link(next(self._numbers), pipe, nursery.cancel_scope, outgoing, wants, flow)
             if name in self._open:
                 self._open[name].scope.cancel()
-                self._on_gone(name)
+                self._handler.on_pipe_gone(name)
             self._open[name] = link
             nursery.start_soon(self._write, link, to_send)
             nursery.start_soon(self._tell, name, link, to_tell)
             nursery.start_soon(self._pulse, name, link)
-            self._on_open(name)
+            self._handler.on_pipe_open(name)
             try:
                 await pipe.each(partial(self._hear, name, link))
             except PipeClosed as error:
@@ -152,7 +164,7 @@ class Pipes:
             nursery.cancel_scope.cancel()
         if self._open.get(name) is link:
             del self._open[name]
-            self._on_gone(name)
+            self._handler.on_pipe_gone(name)
         await pipe.aclose()
 
     def _hear(self, name: str, link: "_Link", data: bytearray) -> None:
@@ -163,10 +175,10 @@ class Pipes:
                 except trio.WouldBlock:
                     raise wire.WireError("flow", f"{MOST_WANTS} wants at once") from None
             case PipeTensor():
-                link.flow.came(frame)
-                self._on_tensor(name, link.number, frame)
+                link.flow.check_received(frame)
+                self._handler.on_tensor(name, link.number, frame)
             case PipeAlive():
-                link.said = f"{frame.doing} step {frame.done} of {frame.all}"
+                link.doing = f"{frame.doing} step {frame.done} of {frame.all}"
 
     async def _tell(self, name: str, link: "_Link", to_tell: trio.MemoryReceiveChannel[PipeWant]) -> None:
         async for want in to_tell:
@@ -174,19 +186,20 @@ class Pipes:
                 while True:
                     want = to_tell.receive_nowait()
             if self._open.get(name) is link:
-                self._on_want(name, want)
+                self._handler.on_want(name, want)
             await trio.sleep(WANT_SECONDS)
 
     async def _pulse(self, name: str, link: "_Link") -> None:
         """Say that we are there, as long as nothing else says it; and pass on what shows that the neighbour is."""
         while True:
-            came = link.pipe.came
+            before = link.pipe.came
             await trio.sleep(PULSE_SECONDS)
-            if (alive := self._alive()) is not None and not link.outgoing.statistics().current_buffer_used:
+            if (alive := self._handler.alive()) is not None and not link.outgoing.statistics().current_buffer_used:
                 link.outgoing.send_nowait(alive)
-            moving, said, link.said = link.pipe.came - came >= LEAST_RATE * PULSE_SECONDS, link.said, ""
-            if moving or said:
-                self._on_alive(name, link.number, moving, "sending" if moving else said)
+            moving = link.pipe.came - before >= LEAST_RATE * PULSE_SECONDS
+            doing, link.doing = link.doing, ""
+            if moving or doing:
+                self._handler.on_alive(name, link.number, moving, "sending" if moving else doing)
 
     @staticmethod
     async def _write(link: "_Link", to_send: trio.MemoryReceiveChannel[PipeFrame]) -> None:
@@ -198,6 +211,42 @@ class Pipes:
             link.scope.cancel()
 
 
+class Flow:
+    """Judges what comes over one pipe: whole messages, piece by piece, and none that nobody waits for.
+
+    A neighbour can have us hold no more than we asked it for, however fast it is."""
+
+    def __init__(self, incoming: Mapping[str, Incoming]) -> None:
+        self._incoming = incoming
+        self._received, self._sent = Counter[str](), Counter[str]()  # whole messages by kind
+        self._begun: tuple[int, str, int, int] | None = None  # a message whose end is to come
+        self._offset = 0  # of its next piece
+
+    def note_sent(self, piece: PipeTensor) -> None:
+        if piece.is_last:
+            self._sent[piece.kind] += 1
+
+    def check_received(self, piece: PipeTensor) -> None:
+        """Raises WireError("flow") for what no honest neighbour sends."""
+        kind, message = piece.kind, (piece.round, piece.kind, piece.step, piece.micro)
+        rule = self._incoming.get(kind)
+        if rule is None:
+            raise WireError("flow", f"no {kind!r} is sent this way")
+        if piece.total not in rule.sizes:
+            raise WireError("flow", f"{kind} of {piece.total} bytes, not {' or '.join(map(str, rule.sizes))}")
+        if self._begun not in (None, message):
+            raise WireError("flow", f"{kind} in the middle of another message")
+        if self._begun is None and self._received[kind] >= self._sent[rule.after] + rule.ahead:
+            raise WireError("flow", f"more of {kind} than was asked for")
+        if piece.offset != self._offset or len(piece.data) != min(TENSOR_PIECE, piece.total - self._offset):
+            raise WireError("flow", f"{kind}: {len(piece.data)} bytes at {piece.offset}, not those at {self._offset}")
+        if piece.is_last:
+            self._begun, self._offset = None, 0
+            self._received[kind] += 1
+        else:
+            self._begun, self._offset = message, self._offset + TENSOR_PIECE
+
+
 @dataclass(eq=False)
 class _Link:
     number: int
@@ -206,4 +255,4 @@ class _Link:
     outgoing: trio.MemorySendChannel[PipeFrame]
     wants: trio.MemorySendChannel[PipeWant]
     flow: Flow
-    said: str = ""  # what the neighbour does, since the last look
+    doing: str = ""  # what the neighbour does, since the last look

@@ -4,7 +4,7 @@ Everything runs in the trio task group of `Session.run`; the machine decides, th
 """
 
 import contextlib
-from functools import partial
+from collections.abc import Mapping
 from random import Random
 
 import trio
@@ -15,20 +15,21 @@ from dlx.ground.errors import DlxError
 from dlx.ledger.typed import SignatureError, SignedContribution, TypedError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.data.local_states import drop_other_stages
 from dlx.node.daemon.data.public_data import PublicData
+from dlx.node.daemon.data.retention import drop_other_stages
 from dlx.node.daemon.data.shards import Shards
 from dlx.node.daemon.data.versions import Versions
 from dlx.node.daemon.messages import event_of, seals_topic
-from dlx.node.daemon.slot.executor import SlotHands
-from dlx.node.daemon.slot.message_pool import Shelf
-from dlx.node.daemon.slot.message_sync import Asking
+from dlx.node.daemon.slot.executor import Executor, Work
+from dlx.node.daemon.slot.message_pool import MessagePool
+from dlx.node.daemon.slot.missed_messages import MissedMessages
+from dlx.node.daemon.slot.open_slot import OpenSlot, stage_directory
 from dlx.node.daemon.slot.pipes import Pipes
 from dlx.node.daemon.slot.progress import Progress
 from dlx.node.home import formatting, logs
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.faults import ActionFailed, LocalFault
+from dlx.node.round.actions import ActionFailed, LocalFault
 from dlx.node.round.machine import RoundMachine
 from dlx.node.round.rules.round_rules import Rules
 from dlx.node.trainer import messages as m
@@ -37,7 +38,7 @@ from dlx.p2p import wire
 from dlx.p2p.frames import PipeAlive, PipeTensor, PipeWant
 from dlx.p2p.gossip import Gossiped
 from dlx.p2p.pipe import Pipe
-from dlx.training.inner.traffic import incoming
+from dlx.training.inner.traffic import Incoming, incoming
 from dlx.training.models.placement import Placement
 from dlx.training.slot.rounds import Trained
 
@@ -56,26 +57,19 @@ class Session:
     def __init__(self, context: RunContext, trainer: Trainer, slot: tuple[int, int], view: RunView, block: int) -> None:
         self.context, self.trainer, self.replica, self.stage = context, trainer, slot[0], slot[1]
         self.progress = Progress()
-        self._metrics = context.metrics.of_stage(self.stage)
-        self._directory = context.directory / f"stage-{self.stage}"
+        self._run, self._network, self._observers = context.run, context.network, context.observers
+        self._metrics = context.observers.metrics.of_stage(self.stage)
         self.pipes = Pipes(
-            context.pipe_service,
-            wire.PipeHello(context.run, self.replica, self.stage, bytes.fromhex(context.account[2:])),
-            len(context.manifest.stages),
-            self._member_at,
-            partial(incoming, context.manifest, self.stage),
-            self._on_pipe_open,
-            self._on_want,
-            self._on_tensor,
-            self._on_pipe_gone,
-            context.reject,
-            self._alive,
-            self._on_alive,
+            context.network.pipes,
+            wire.PipeHello(context.run.id, self.replica, self.stage, bytes.fromhex(context.account[2:])),
+            len(context.run.manifest.stages),
+            self,
+            context.network.reject,
         )
         self._first_view, self._first_block = view, block
         self.machine: RoundMachine | None = None
         self._over, self._now = trio.Event(), 0.0
-        self.shelf = Shelf(self.stage)
+        self.pool = MessagePool(self.stage)
         self.lost = False
         self.placement: Placement | None = None  # where and how the slot is trained; None before it is open
 
@@ -89,27 +83,27 @@ class Session:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
             await self._nursery.start(self.pipes.run)
-            context = self.context
+            context, private = self.context, self.context.operator.private_data
             opened = await self.trainer.open(
                 m.Open(
-                    context.manifest_hash, self.stage, str(self._directory / "slot"),
-                    str(context.store.folder), str(context.private_data) if context.private_data else None,
-                    context.placement,
+                    context.run.manifest_hash, self.stage, str(stage_directory(context, self.stage) / "slot"),
+                    str(context.storage.blobs.folder), str(private) if private else None, context.operator.placement,
                 ),
-                self._on_trainer, context.manifest.genesis[self.stage].size,
+                self._on_trainer, context.run.manifest.genesis[self.stage].size,
             )  # fmt: skip
-            own = await trio.to_thread.run_sync(context.signed.contributions, context.run, self.stage)
-            await trio.to_thread.run_sync(drop_other_stages, context.directory, self.stage)
-            await context.gossip.follow(seals_topic(context.run, self.stage))
+            own = await trio.to_thread.run_sync(context.signer.contributions, context.run.id, self.stage)
+            await trio.to_thread.run_sync(drop_other_stages, context.storage.directory, self.stage)
+            await context.network.gossip.follow(seals_topic(context.run.id, self.stage))
             self._begin(opened, own)
-            await self._hands.settle()
+            await self._executor.settle()
             self.pipes.dial()  # not earlier: what a pipe says is said once, and the machine has to hear it
             task_status.started()
             self._nursery.start_soon(self._tick)
             self._nursery.start_soon(self._shards.run)
             longest = self.rules.proposal_timeout  # what is lost costs one proposer's turn
-            asking = Asking(context.gossip, context.records, self.shelf, lambda: self._view, self._hear, longest)
-            self._nursery.start_soon(asking.run)
+            gossip, messages = self._network.gossip, self._network.messages
+            missed = MissedMessages(gossip, messages, self.pool, lambda: self._view, self._hear, longest)
+            self._nursery.start_soon(missed.run)
             await self._over.wait()
             self._nursery.cancel_scope.cancel()
 
@@ -127,21 +121,25 @@ class Session:
 
     def _begin(self, opened: m.Opened, own: dict[int, SignedContribution]) -> None:
         context, view = self.context, self._first_view
-        self.rules = Rules.of_run(context.manifest, context.client.domain, context.run, opened.max_payload_sizes)
-        self.versions = Versions(
-            self.rules, context.manifest, self.stage, context.store, context.exchange, self.trainer, context.peer_of
+        run, domain = context.run, context.chain.client.domain
+        self.rules = Rules.of_run(run.manifest, domain, run.id, opened.max_payload_sizes)
+        versions = Versions(
+            self.rules,
+            run.manifest,
+            self.stage,
+            context.storage.blobs,
+            self._network.exchange,
+            self.trainer,
+            self._network.peer_of,
         )
-        newest, oldest = self.versions.newest(view)
+        newest, oldest = versions.newest(view)
         self._shards = Shards(context, (self.replica, self.stage))
         machine = RoundMachine(
             self.rules, context.account, self.stage, view, newest, oldest,
             last_trained=opened.trained.round if opened.trained else -1, own=own, takes_samples=self._shards.are_read,
         )  # fmt: skip
-        self._hands = SlotHands(
-            context, self.rules, (self.replica, self.stage), self.trainer, self.pipes, self.versions,
-            self._shards, self._directory, self.progress, own, lambda: machine.view, self._shelve,
-            self._nursery.start_soon,
-        )  # fmt: skip
+        slot = OpenSlot(context, self.rules, self.replica, self.stage, self.trainer, versions)
+        self._executor = Executor(slot, machine, self.pipes, self._shards, self.pool, self.progress, self._nursery)
         self.machine = machine
         self._take_up(opened)
         log.info(
@@ -173,17 +171,17 @@ class Session:
         """Feeds the machine and starts what it asks for; False where that refused something."""
         if self.machine is None:
             return False
-        now = self.context.now()
+        now = self.context.chain.now()
         if now < self._now:
             raise ClockCorrected(f"the chain's time went back by {self._now - now:.0f} s")
         self._now = now
-        self.machine.rests = self.context.rests()
+        self.machine.rests = self.context.operator.rests()
         actions = self.machine.handle(event, now)
         for action in actions:
-            if isinstance(action, a.Prompt):
-                action.act(self._hands)
+            if isinstance(action, a.Task):
+                self._nursery.start_soon(self._carry_out, action, self._executor.do(action))
             else:
-                self._nursery.start_soon(self._carry_out, action)
+                self._executor.do(action)
         return not any(isinstance(action, a.Reject) for action in actions)
 
     def on_ledger(self, view: RunView, block: int) -> None:
@@ -192,10 +190,10 @@ class Session:
             return
         before = self.machine.unsealed
         self.emit(e.LedgerSeen(view, block))
-        self.shelf.forget(view)
-        self._hands.see(view)
+        self.pool.forget(view)
+        self._executor.see(view)
         if self.machine.unsealed != before:  # what came of the round too early for our view of the ledger
-            for event in self.shelf.events(self.stage, self.machine.unsealed):
+            for event in self.pool.events(self.stage, self.machine.unsealed):
                 self.emit(event)
         self.pipes.check()
         self._metrics.vote.set(self.context.account in view.voters(self.stage))
@@ -221,24 +219,17 @@ class Session:
             return False
         reason, event = "wrong_run", None
         try:
-            event = event_of(data, peer, self.context.run, self.rules.domain)
+            event = event_of(data, peer, self._run.id, self.rules.domain)
         except SignatureError:
             reason = "bad_signature"
         except (TypedError, wire.WireError):
             reason = "malformed"
         if event is None:
-            self.context.reject(reason, peer)
+            self._network.reject(reason, peer)
             return False
         if self.emit(event):  # else it is asked for again: our view of the ledger may be older than others'
-            self.shelf.put(event, data, self.machine.view)
+            self.pool.put(event, data, self.machine.view)
         return True
-
-    def _shelve(self, data: bytes) -> None:
-        """What we say ourselves."""
-        if self.machine is not None and not self.shelf.has(data):
-            event = event_of(data, "", self.context.run, self.rules.domain)
-            if event is not None:
-                self.shelf.put(event, data, self.machine.view)
 
     def _on_trainer(self, message: m.FromTrainer) -> None:
         match message:
@@ -247,7 +238,7 @@ class Session:
                 self._metrics.tokens.inc(self.rules.tokens_per_step)
             case m.Finished(trained=trained):
                 self.progress.end(trained)
-                self.context.on_trained(trained)
+                self._observers.on_trained(trained)
                 self._metrics.loss.set(trained.loss / MICRO)
                 self.emit(e.RoundFinished(trained, self.progress.step_seconds))
             case m.Abandoned(round=round, reason=reason):
@@ -255,7 +246,7 @@ class Session:
                 self.pipes.close()
                 self._nursery.start_soon(self._abandoned, message)
             case m.Gone(reason=reason, blobs=blobs):
-                self.context.metrics.failed("trainer")
+                self._observers.metrics.failed("trainer")
                 self.pipes.close()
                 self.emit(e.TrainerGone(reason))
                 if blobs:
@@ -267,40 +258,50 @@ class Session:
             case m.Tensor():
                 self.pipes.post(message.link, message.pipe, message.piece)
 
-    def _on_pipe_open(self, link: str) -> None:
+    # ---- what pipes ask and tell ----
+
+    def member_at(self, stage: int) -> tuple[str, str] | None:
+        """(account, peer id) of our replica's member of a stage."""
+        account = self._view.member_at(self.replica, stage)
+        peer = self._network.peer_of(account) if account else None
+        return (account, peer) if account and peer else None
+
+    def incoming(self, link: str) -> Mapping[str, Incoming]:
+        return incoming(self._run.manifest, self.stage, link)
+
+    def on_pipe_open(self, link: str) -> None:
         self.emit(e.NeighbourWants(link, 0))
 
-    def _on_pipe_gone(self, link: str) -> None:
+    def on_pipe_gone(self, link: str) -> None:
         self.emit(e.NeighbourWants(link, None))
 
-    def _on_want(self, link: str, want: PipeWant) -> None:
+    def on_want(self, link: str, want: PipeWant) -> None:
         self.emit(e.NeighbourWants(link, want.round, want.ready, want.steps))
 
-    def _alive(self) -> PipeAlive | None:
+    def alive(self) -> PipeAlive | None:
         """What neighbours are told that wait for us in a round."""
         if self.machine is None or self.machine.training is None:
             return None
         return PipeAlive("computing", self.progress.step, self.progress.steps)
 
-    def _on_alive(self, link: str, pipe: int, moving: bool, doing: str) -> None:
+    def on_alive(self, link: str, pipe: int, moving: bool, doing: str) -> None:
         self.trainer.post(m.Alive(link, pipe, moving, doing))
 
-    def _on_tensor(self, link: str, pipe: int, piece: PipeTensor) -> None:
+    def on_tensor(self, link: str, pipe: int, piece: PipeTensor) -> None:
         self.trainer.post(m.Tensor(link, pipe, piece))
 
     # ---- actions out ----
 
-    async def _carry_out(self, task: a.Task) -> None:
-        action = type(task).__name__
+    async def _carry_out(self, task: a.Task, work: Work) -> None:
         try:
-            outcome = await task.run(self._hands)
+            outcome = await work
         except ActionFailed as error:
-            log.info("not done yet", action=action, reason=str(error))
-            self.context.metrics.action_failed(action)
+            log.info("not done yet", action=task.name, reason=str(error))
+            self._observers.metrics.action_failed(task.name)
             self.emit(e.Failed(task, str(error), isinstance(error, LocalFault)))
             return
         if isinstance(outcome, e.Mined):
-            log.info("transaction mined", action=action, block=outcome.block)
+            log.info("transaction mined", action=task.name, block=outcome.block)
         if isinstance(outcome, e.VersionDiffers):
             log.error(
                 "THIS NODE STOPS CONTRIBUTING: a sealed version is not what its payloads give", error=outcome.detail
@@ -313,12 +314,12 @@ class Session:
         them."""
         context = self.context
         for name in blobs:
-            await trio.to_thread.run_sync(context.store.sound, name)  # a damaged one is gone now
-        public, failures = PublicData(context.store, context.exchange), 0
+            await trio.to_thread.run_sync(context.storage.blobs.sound, name)  # a damaged one is gone now
+        public, failures = PublicData(context.storage.blobs, context.network.exchange), 0
         while True:
             try:
                 await public.manifest(self._view)
-                await public.begin(context.manifest)
+                await public.begin(context.run.manifest)
                 return
             except (DlxError, OSError) as error:
                 failures += 1
@@ -330,8 +331,8 @@ class Session:
         trouble = message.trouble
         if trouble is not None and trouble.kind is m.Kind.BLOBS:
             with contextlib.suppress(ActionFailed):
-                await self._hands.mend(message.round, trouble.blobs)
-        self.context.metrics.action_failed(a.START)
+                await self._executor.mend(message.round, trouble.blobs)
+        self._observers.metrics.action_failed(a.START)
         local = trouble is not None and trouble.kind is m.Kind.LOCAL
         self.emit(e.RoundAbandoned(message.round, message.reason, local))
 
@@ -341,18 +342,12 @@ class Session:
     def _view(self) -> RunView:
         return self.machine.view if self.machine else self._first_view
 
-    def _member_at(self, stage: int) -> tuple[str, str] | None:
-        """(account, peer id) of our replica's member of a stage."""
-        account = self._view.member_at(self.replica, stage)
-        peer = self.context.peer_of(account) if account else None
-        return (account, peer) if account and peer else None
-
     def _report_seal(self, view: RunView, number: int) -> None:
         """The one line per round."""
         sealed = view.sealed[self.stage, number]
         counted = self.context.account in sealed.accounts
-        self.context.on_sealed(sealed, counted)
-        sent, rate = self.context.traffic(), self.progress.tokens_per_second
+        self._observers.on_sealed(sealed, counted)
+        sent, rate = self._observers.traffic(), self.progress.tokens_per_second
         taken = {record.replica: record.inner_steps for record in sealed.records}
         log.info(
             "round sealed",

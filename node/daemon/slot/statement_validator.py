@@ -9,11 +9,10 @@ from dlx.ground.blobs import BlobError, Kind, read_blob
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, SignedContribution, TypedError
 from dlx.ledger.view.run_view import RunView
-from dlx.node.daemon.context import RunContext
-from dlx.node.daemon.data.versions import Versions
-from dlx.node.daemon.failures import fetch, told
+from dlx.node.daemon.failures import action_failures, fetch
+from dlx.node.daemon.slot.open_slot import OpenSlot
 from dlx.node.home import logs
-from dlx.node.round.faults import ActionFailed, BadStatement
+from dlx.node.round.actions import ActionFailed, BadStatement
 from dlx.node.round.rules.continuity import (
     PREVIOUS,
     START,
@@ -27,8 +26,8 @@ from dlx.node.round.rules.continuity import (
     start_of,
 )
 from dlx.node.round.rules.plans import manifest_plan
-from dlx.node.round.rules.round_rules import Rules, base_version
-from dlx.node.trainer.client import BlobTrouble, Trainer, Wrong
+from dlx.node.round.rules.round_rules import base_version
+from dlx.node.trainer.client import BlobTrouble, UnusableInput
 from dlx.p2p.exchange import BlobNotFound, BlobTimeout
 from dlx.training.inner.states import unused
 
@@ -37,51 +36,48 @@ log = logs.get(__name__)
 
 
 @dataclass(frozen=True)
-class Past:
-    """Of the members of one stage."""
+class StatementValidator:
+    """Of the members of one slot's stage."""
 
-    context: RunContext
-    rules: Rules
-    stage: int
-    trainer: Trainer
-    versions: Versions
+    slot: OpenSlot
 
     async def check(self, view: RunView, signed: SignedContribution) -> None:
         """Raises BadStatement for a statement that does not follow; ActionFailed where that cannot be said yet, because
         earlier statements, the base version or the payload in its start cannot be had."""
         statement = signed.contribution
-        if view.next_round(self.stage) < base_version(self.rules, statement.round):
+        if view.next_round(self.slot.stage) < base_version(self.slot.rules, statement.round):
             raise ActionFailed(f"the seals that round {statement.round} starts from were taken back")
-        with told():
+        with action_failures():
             fault = await self._fault(view, statement)
         if fault is not None:
             log.warning("statement refused", account=statement.account, round=statement.round, reason=fault.detail)
             raise BadStatement(fault.reason, fault.detail)
 
     async def _fault(self, view: RunView, statement: Contribution) -> Fault | None:
-        counted = last_counted(view, statement.account, self.stage, statement.round)
+        counted = last_counted(view, statement.account, self.slot.stage, statement.round)
         if fault := named_wrongly(statement, counted):
             return fault
         earlier: list[Contribution] = []
-        while (name := next_needed(self.rules, statement, earlier)) is not None:
+        while (name := next_needed(self.slot.rules, statement, earlier)) is not None:
             try:
                 earlier.append(await self._statement(statement.account, name))
             except TypedError:
                 return Fault(PREVIOUS, f"{name.hex()} is no statement")
-        own, start = start_of(self.rules, statement, earlier), None
-        if own != NO_HASH and is_start_public(self.rules, statement):
+        own, start = start_of(self.slot.rules, statement, earlier), None
+        if own != NO_HASH and is_start_public(self.slot.rules, statement):
             try:
-                start = await self._start(view, base_version(self.rules, statement.round), own)
-            except Wrong as error:
+                start = await self._start(view, base_version(self.slot.rules, statement.round), own)
+            except UnusableInput as error:
                 return Fault(START, f"the payload in its start is none: {error}")
         zeros = await trio.to_thread.run_sync(lambda: self._unused)
         left_out = left_out_by(view)
-        return next(iter(faults(self.rules, zeros, statement, earlier, counted, left_out, start)), None)
+        return next(iter(faults(self.slot.rules, zeros, statement, earlier, counted, left_out, start)), None)
 
     async def _statement(self, account: str, name: bytes) -> Contribution:
         """Raises TypedError for a blob that is none."""
-        exchange, store = self.context.exchange, self.context.store
-        peer = None if account == self.context.account else self.context.peer_of(account)
+        context = self.slot.context
+        exchange, store = context.network.exchange, context.storage.blobs
+        peer = None if account == context.account else context.network.peer_of(account)
         ask = partial(fetch, exchange, store, name, CONTRIBUTION_SIZE)
         try:
             path = await ask([peer] if peer else None, MAKER_SECONDS, Kind.PAYLOAD)
@@ -94,15 +90,15 @@ class Past:
             raise ActionFailed(str(error)) from error
 
     async def _start(self, view: RunView, base: int, own: bytes) -> bytes:
-        """The hash of V[base] less alpha times the payload, which is of round `base`. Raises Wrong."""
-        plan = manifest_plan(self.versions.plan(view, base))
-        ask = partial(self.trainer.start, view.weights(self.stage, base), own, plan)
+        """The hash of V[base] less alpha times the payload, which is of round `base`. Raises UnusableInput."""
+        plan = manifest_plan(self.slot.versions.plan(view, base))
+        ask = partial(self.slot.trainer.start, view.weights(self.slot.stage, base), own, plan)
         try:
             return await ask()
         except BlobTrouble as error:
-            await self.versions.mend(view, base, error.blobs)
+            await self.slot.versions.mend(view, base, error.blobs)
             return await ask()
 
     @cached_property
     def _unused(self) -> bytes:
-        return unused(self.context.manifest, self.stage)
+        return unused(self.slot.context.run.manifest, self.slot.stage)

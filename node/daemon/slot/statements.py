@@ -24,8 +24,8 @@ def make_contribution(
     """The statement about one trained round; `own` are the account's earlier contributions to the stage, as far as it
     still has them, and `was_counted` says whether the ledger counted any contribution of it before.
 
-    What the adaptive plan compares is the exchange of the round before (`exchange_ms`, 0: not measured) with the time
-    that this round's training took, in which the exchange hides: waiting for stage neighbours is part of that.
+    The adaptive plan compares the exchange of the round before (`exchange_ms`, 0: not measured) with the time that this
+    round's training took, in which the exchange hides. Waiting for stage neighbours is part of that time.
     """
     earlier = [round for round in own if round < trained.round]
     previous = own[max(earlier)].contribution.hash() if earlier else NO_HASH
@@ -63,7 +63,7 @@ def make_contribution(
 
 
 def keep_evidence(directory: Path, first: SignedContribution, second: SignedContribution) -> None:
-    """Two different contributions by one account to one round, as a file of both records. Raises OSError."""
+    """Two different contributions by one account to one round, as a file of both, signed. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     name = f"{first.contribution.round}-{first.contribution.account}-{second.contribution.hash().hex()[:16]}"
     write_bytes(directory / name, first.encode() + second.encode())

@@ -23,7 +23,7 @@ from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir, check_private
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
 from dlx.node.home.keys import encrypted_file
-from dlx.node.home.keys.encrypted_file import SealError
+from dlx.node.home.keys.encrypted_file import EncryptedFileError
 
 # Known to everybody: it keeps a demo's keystore in the usual format and protects nothing.
 INSECURE_PASSWORD = "insecure-devnet"
@@ -80,7 +80,7 @@ def create(datadir: DataDir, password: Callable[[], str], *, insecure_devnet: bo
         if not made_account:
             _open_keystore(_keystore(datadir), secret)  # or the two keys would have two passwords
         key = NodeKey(PrivateKey().secret)
-        durable.create(datadir.node_key, _sealed(datadir, key, secret))
+        durable.create(datadir.node_key, _encrypted(datadir, key, secret))
     return Created(made_node_key, made_account)
 
 
@@ -123,18 +123,18 @@ def load_node_key(datadir: DataDir, settings: Settings) -> NodeKey:
     """
     data = _node_key_file(datadir)
     password = read_password(datadir, settings)
-    if not encrypted_file.is_sealed(data):
+    if not encrypted_file.is_encrypted(data):
         key = _plain_node_key(datadir, data)
-        durable.write_bytes(datadir.node_key, _sealed(datadir, key, password), durable.SECRET)
+        durable.write_bytes(datadir.node_key, _encrypted(datadir, key, password), durable.SECRET)
         log.info(
             "the node key lay here in plain: it is encrypted now, with the account's password", file=datadir.node_key
         )
         return key
     try:
-        key = NodeKey(encrypted_file.unseal(data, password))
+        key = NodeKey(encrypted_file.decrypt(data, password))
         if encrypted_file.label(data) != _LABEL + key.peer_id:
             raise ValueError("it is another peer's")
-    except (SealError, ValueError) as error:
+    except (EncryptedFileError, ValueError) as error:
         raise Failure(f"{datadir.node_key}: {error}") from None
     return key
 
@@ -142,11 +142,11 @@ def load_node_key(datadir: DataDir, settings: Settings) -> NodeKey:
 def node_peer_id(datadir: DataDir) -> str:
     """The peer id as the node key's file states it; needs no password."""
     data = _node_key_file(datadir)
-    if not encrypted_file.is_sealed(data):
+    if not encrypted_file.is_encrypted(data):
         return _plain_node_key(datadir, data).peer_id
     try:
         return encrypted_file.label(data).removeprefix(_LABEL)
-    except SealError as error:
+    except EncryptedFileError as error:
         raise Failure(f"{datadir.node_key}: {error}") from None
 
 
@@ -210,7 +210,7 @@ def is_insecure(datadir: DataDir) -> bool:
     return (datadir.keystore / _INSECURE_MARK).exists()
 
 
-def seal_cost(datadir: DataDir) -> int:
+def encryption_cost(datadir: DataDir) -> int:
     """What sealing under the folder's password is worth."""
     return encrypted_file.LIGHT if is_insecure(datadir) else encrypted_file.STRONG
 
@@ -266,8 +266,8 @@ def _plain_node_key(datadir: DataDir, data: bytes) -> NodeKey:
     return key
 
 
-def _sealed(datadir: DataDir, key: NodeKey, password: str) -> bytes:
-    return encrypted_file.seal(key.secret, password, _LABEL + key.peer_id, seal_cost(datadir))
+def _encrypted(datadir: DataDir, key: NodeKey, password: str) -> bytes:
+    return encrypted_file.encrypt(key.secret, password, _LABEL + key.peer_id, encryption_cost(datadir))
 
 
 def _keystore(datadir: DataDir) -> Path:

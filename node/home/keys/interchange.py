@@ -1,6 +1,6 @@
-"""What an account has signed, as one sealed file that moves with the account to another machine.
+"""What an account has signed, as one encrypted file that moves with the account to another machine.
 
-Inside the seal (see node.home.sealed) is a msgpack map: `format` and `version`; `account` (EIP-55 text);
+Decrypted (see node.home.keys.encrypted_file) it is a msgpack map: `format` and `version`; `account` (EIP-55 text);
 `contributions`, a list of 961-byte signed statements; `seals`, a list of [the bytes of a seal, 65-byte signature].
 """
 
@@ -29,7 +29,7 @@ class _Bundle(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def pack(account: str, entries: Entries, password: str, cost: int) -> bytes:
-    """The bundle's bytes; `cost` as sealed.seal takes it."""
+    """The bundle's bytes; `cost` as encrypted_file.encrypt takes it."""
     plain = msgpack.packb(
         {
             "format": _FORMAT,
@@ -39,7 +39,7 @@ def pack(account: str, entries: Entries, password: str, cost: int) -> bytes:
             "seals": [[signed.seal.encode(), signed.signature] for signed in entries.seals],
         }
     )
-    return encrypted_file.seal(plain, password, f"{_FORMAT} of {account}", cost)
+    return encrypted_file.encrypt(plain, password, f"{_FORMAT} of {account}", cost)
 
 
 def unpack(data: bytes, account: str, password: str) -> Entries:
@@ -48,7 +48,7 @@ def unpack(data: bytes, account: str, password: str) -> Entries:
     if label != f"{_FORMAT} of {account}":
         raise Failure(f"it holds {label!r}, not what {account} signed")
     try:
-        bundle = _bundle(msgpack.unpackb(encrypted_file.unseal(data, password)))
+        bundle = _bundle(msgpack.unpackb(encrypted_file.decrypt(data, password)))
         contributions = tuple(SignedContribution.decode(one) for one in bundle.contributions)
         seals = tuple(SignedSeal(Seal.decode(seal), signature) for seal, signature in bundle.seals)
     except (ValueError, msgpack.UnpackException, msgspec.ValidationError, TypedError) as error:

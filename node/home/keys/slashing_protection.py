@@ -1,14 +1,16 @@
-"""What this node's accounts have signed, so that none of them ever says two things about one round.
+"""What this node's accounts sign, so that none of them ever says two things about one round.
 
-A node asks this book for each signature under a contribution or a seal. What it gives out is on disk before anybody
-sees it, survives every change of stage, and moves with the account (`dlx-node keys export-signed`). Two statements of
-one account contradict each other, and the second is refused, when they are
+An account's key signs typed messages here and nowhere else. A contribution or a seal is on disk before anybody sees its
+signature; it survives every change of stage, and moves with the account (`dlx-node keys export-signed`). Two statements
+of one account contradict each other, and the second is refused, when they are
 
 - two different contributions to one (run, stage, round);
 - two seals of one (run, stage, round) after the same seal, with equal payloads, inner steps and multipliers, but other
-  hashes of what they come to: the outer step is a function, so one of them is wrong. Any number of other seals is
+  hashes of what they come to. The outer step is a function, so one of them is wrong. Any number of other seals is
   honest: proposers list different contributions and choose multipliers and plan, and a reorg may put another seal
   before this one.
+
+Reports and verdicts contradict nothing, so none of them is stored. A verdict about the account's own work is refused.
 """
 
 import errno
@@ -22,7 +24,18 @@ from hashlib import sha256
 from pathlib import Path
 
 from dlx.ground import durable
-from dlx.ledger.typed import Contribution, Domain, Seal, SignedContribution, TypedError, sign
+from dlx.ledger.typed import (
+    Contribution,
+    Domain,
+    Report,
+    Seal,
+    SignedContribution,
+    SignedVerdict,
+    TypedError,
+    Verdict,
+    account_of,
+    sign,
+)
 from dlx.node.home.errors import Failure
 
 VERSION = 2  # of the file
@@ -59,8 +72,8 @@ class Entries:
     seals: tuple[SignedSeal, ...]
 
 
-class SignedBook:
-    """The book of `account` in the SQLite file `path`, made when missing; other accounts' entries stay untouched.
+class SignedStatements:
+    """What `account` has signed, in the SQLite file `path`, made when missing; other accounts' entries stay untouched.
 
     Any thread may call it. Opening raises Failure for a file that is damaged or of a later version; the methods raise
     OSError where the disk does not take or give an entry.
@@ -92,16 +105,6 @@ class SignedBook:
             rows = self._db.execute(query, (self.account, run, stage)).fetchall()
             return {round: self._contribution(statement) for round, statement in rows}
 
-    def sign_contribution(self, contribution: Contribution, domain: Domain, key: bytes) -> SignedContribution:
-        """The signed statement, stored; for one that was signed before: the same bytes. Raises Contradiction."""
-        with self._transaction():
-            return self._kept(contribution) or self._add_contribution(contribution.sign(domain, key))
-
-    def sign_seal(self, seal: Seal, domain: Domain, key: bytes) -> bytes:
-        """The signature over the seal's digest, stored. Raises Contradiction."""
-        with self._transaction():
-            return self._add_seal(SignedSeal(seal, sign(seal.digest(domain), key))).signature
-
     def entries(self) -> Entries:
         """Everything that the account has signed."""
         statements = "SELECT statement FROM contributions WHERE account = ? ORDER BY run, stage, round"
@@ -117,7 +120,7 @@ class SignedBook:
         with self._transaction():
             before = self._db.total_changes
             for signed in entries.contributions:
-                if self._kept(signed.contribution) is None:
+                if self._signed_before(signed.contribution) is None:
                     self._add_contribution(signed)
             for seal in entries.seals:
                 self._add_seal(seal)
@@ -129,22 +132,23 @@ class SignedBook:
 
     # ---- rows ----
 
-    def _kept(self, asked: Contribution) -> SignedContribution | None:
+    def _signed_before(self, contribution: Contribution) -> SignedContribution | None:
         """The same contribution, signed before. Raises Contradiction."""
         query = "SELECT statement FROM contributions WHERE account = ? AND run = ? AND stage = ? AND round = ?"
-        row = self._db.execute(query, (self.account, asked.run, asked.stage, asked.round)).fetchone()
+        place = self.account, contribution.run, contribution.stage, contribution.round
+        row = self._db.execute(query, place).fetchone()
         if row is None:
             return None
-        kept = self._contribution(row[0])
-        if kept.contribution != asked:
-            raise _contradiction("contribution", asked.stage, asked.round)
-        return kept
+        signed = self._contribution(row[0])
+        if signed.contribution != contribution:
+            raise _contradiction("contribution", contribution.stage, contribution.round)
+        return signed
 
     def _add_contribution(self, signed: SignedContribution) -> SignedContribution:
-        one = signed.contribution
-        if one.account != self.account:
-            raise ValueError(f"a contribution of {one.account} in the book of {self.account}")
-        row = self.account, one.run, one.stage, one.round, signed.encode()
+        contribution = signed.contribution
+        if contribution.account != self.account:
+            raise ValueError(f"a contribution of {contribution.account} among the statements of {self.account}")
+        row = self.account, contribution.run, contribution.stage, contribution.round, signed.encode()
         self._db.execute("INSERT INTO contributions VALUES (?, ?, ?, ?, ?)", row)
         return signed
 
@@ -200,6 +204,36 @@ class SignedBook:
             f"{self.path} is damaged ({error}): restore it from a backup or an export; "
             "without it this account may sign two things about one round"
         )
+
+
+class SlashingProtection(SignedStatements):
+    """Signs for the account of `key` on the ledger of `domain` what no statement on disk contradicts."""
+
+    def __init__(self, path: Path, key: bytes, domain: Domain) -> None:
+        super().__init__(path, account_of(key))
+        self._key, self._domain = key, domain
+
+    def sign_contribution(self, contribution: Contribution) -> SignedContribution:
+        """The signed statement, stored; for one that was signed before: the same bytes. Raises Contradiction."""
+        with self._transaction():
+            return self._signed_before(contribution) or self._add_contribution(
+                contribution.sign(self._domain, self._key)
+            )
+
+    def sign_seal(self, seal: Seal) -> bytes:
+        """The signature over the seal's digest, stored. Raises Contradiction."""
+        with self._transaction():
+            return self._add_seal(SignedSeal(seal, sign(seal.digest(self._domain), self._key))).signature
+
+    def sign_report(self, report: Report) -> bytes:
+        """The signature over what the account says that it holds and lacks."""
+        return sign(report.digest(self._domain), self._key)
+
+    def sign_verdict(self, verdict: Verdict) -> SignedVerdict:
+        """Raises ValueError for a verdict about the account's own work."""
+        if verdict.account == self.account:
+            raise ValueError(f"a verdict of {self.account} about its own work")
+        return verdict.sign(self._domain, self._key)
 
 
 def _basis(seal: Seal) -> bytes:

@@ -5,6 +5,7 @@ The report is a public blob, named by its sha256; the verdict that its checker s
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Self
@@ -99,10 +100,10 @@ class ReportedVerdict:
     signature: bytes
 
     @classmethod
-    def make(cls, report: VerdictReport, domain: Domain, key: bytes) -> Self:
+    def make(cls, report: VerdictReport, sign: Callable[[Verdict], SignedVerdict]) -> Self:
         """Raises VerdictError for a report that others would refuse."""
         data = report.encode()
-        return cls(report, data, report.verdict(_name(data)).sign(domain, key).signature)
+        return cls(report, data, sign(report.verdict(_name(data))).signature)
 
     @classmethod
     def read(cls, data: bytes, signature: bytes, run: bytes, domain: Domain) -> Self:

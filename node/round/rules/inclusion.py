@@ -11,11 +11,14 @@ as long as the grace. For it the grace is over once all are here that are waited
 anybody's. Who is a little slower than all of them would never be, so every eighth round waits for everybody.
 """
 
-from collections.abc import Iterable, Mapping, Set
+import statistics
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from dlx.ledger.view.run_view import RunView
 
+WINDOW = 5  # payloads of a replica that its seconds of arrival are the median of
 PASSED_OVER = 2  # seals in a row that did not count a replica, until it is not waited for,
 EVERYBODY = 8  # but in rounds that this divides
 
@@ -107,3 +110,21 @@ def merged(known: frozenset[bytes], reported: Iterable[bytes], stated: Mapping[b
     """What a member holds by its reports together: nobody takes one back by repeating an older one. Of what was never
     stated to us (not in `stated`) only the newest report's names stay, so that the set is bounded."""
     return frozenset(name for name in known if name in stated) | frozenset(reported)
+
+
+class Arrivals:
+    """How long others' payloads take to come here: seconds from when a member heard of one until it had it, checked.
+
+    The straggler grace gives so much to those that are on their way."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, deque[float]] = {}  # by replica
+
+    def add(self, replica: int, seconds: float) -> None:
+        self._seconds.setdefault(replica, deque(maxlen=WINDOW)).append(seconds)
+
+    def usual(self, replicas: Collection[int]) -> float:
+        """The upper median of these replicas: a third of them makes it neither shorter than honest payloads take, by
+        being there at once, nor, where they are four or more, longer, by sending slowly. 0 where none came yet."""
+        found = [statistics.median_low(self._seconds[one]) for one in replicas if one in self._seconds]
+        return statistics.median_high(found) if found else 0.0

@@ -98,7 +98,7 @@ class Pace:
             self._came = {at: came for at, came in self._came.items() if at >= oldest}
             self._speeds = {at: speed for at, speed in self._speeds.items() if at >= oldest}
 
-    def came(self, round: int, account: str, steps: int, now: float) -> None:
+    def contributed(self, round: int, account: str, steps: int, now: float) -> None:
         """A contribution to our stage, as it was first heard of."""
         self._came.setdefault(round, {}).setdefault(account, (now, steps))
 

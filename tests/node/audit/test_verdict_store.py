@@ -16,7 +16,7 @@ def verdict(round: int, finding: Finding, key: bytes = b"\x01" * 32) -> Reported
         run=RUN, round=round, stage=0, replica=1, account=b"\x33" * 20, statement=round.to_bytes(32, "big"),
         finding=int(finding), segment=0, checker=to_canonical_address(account_of(key)),
     )  # fmt: skip
-    return ReportedVerdict.make(report, DOMAIN, key)
+    return ReportedVerdict.make(report, lambda verdict: verdict.sign(DOMAIN, key))
 
 
 def test_the_first_verdict_of_a_checker_on_a_contribution_stays(tmp_path: Path) -> None:

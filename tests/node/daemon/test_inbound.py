@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from dlx.node.daemon import inbound as module
-from dlx.node.daemon.inbound import Door
+from dlx.node.daemon.inbound import Inbound
 from dlx.p2p import wire
 
 
@@ -16,7 +16,7 @@ class Session:
     def __init__(self, takes: bool) -> None:
         self.heard, self.taken, self.takes = list[str](), list[Any](), takes
         self.pipes = SimpleNamespace(refusal=lambda peer, hello: f"asked for {peer}")
-        self.shelf = SimpleNamespace(beyond=lambda request: [f"records of {request}"])
+        self.pool = SimpleNamespace(beyond=lambda request: [f"records of {request}"])
 
     def on_gossip(self, item: Any) -> None:
         self.heard.append(item.message)
@@ -45,13 +45,13 @@ def test_the_session_of_the_moment_gets_it(monkeypatch: pytest.MonkeyPatch) -> N
         nobody: Any = None
         gossip: Any = SimpleNamespace(messages=messages)
         of_now: Any = lambda: sessions[-1] if sessions else None  # noqa: E731
-        judge: Any = SimpleNamespace(take=lambda message, source: judged.append(source))
-        door: Any = Door(nobody, gossip, of_now, lambda: judge)
+        verifier: Any = SimpleNamespace(take=lambda message, source: judged.append(source))
+        inbound: Any = Inbound(nobody, gossip, of_now, lambda: verifier)
         early, refused, taken = Pipe(), Pipe(), Pipe()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(door.run, lambda: None)
-            assert door.pipes.refuse("a peer", None) == "no slot yet"
-            assert not list(door.records.beyond("a round"))
+            nursery.start_soon(inbound.run, lambda: None)
+            assert inbound.pipes.refuse("a peer", None) == "no slot yet"
+            assert not list(inbound.messages.beyond("a round"))
             rounds = ([], early, "early"), ([Session(False)], refused, "first"), ([Session(True)], taken, "second")
             for arriving, pipe, item in rounds:
                 sessions.extend(arriving)
@@ -60,8 +60,8 @@ def test_the_session_of_the_moment_gets_it(monkeypatch: pytest.MonkeyPatch) -> N
                 send_gossip.send_nowait(SimpleNamespace(message=verdict, origin=item))
                 send_pipe.send_nowait(pipe)
                 await trio.testing.wait_all_tasks_blocked()
-            assert door.pipes.refuse("a peer", None) == "asked for a peer"
-            assert door.records.beyond("a round") == ["records of a round"]
+            assert inbound.pipes.refuse("a peer", None) == "asked for a peer"
+            assert inbound.messages.beyond("a round") == ["records of a round"]
             nursery.cancel_scope.cancel()
         assert (early.closed, refused.closed, taken.closed) == (True, True, False)
 

@@ -16,7 +16,7 @@ from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import Trainer
 from dlx.node.trainer.process import Server
 from dlx.p2p import wire
-from dlx.p2p.frames import FRAME_LIMIT
+from dlx.p2p.frames import FRAME_LIMIT, PipeAlive, PipeTensor, PipeWant
 from dlx.training.inner.pipeline import as_bytes, as_tensor
 from dlx.training.inner.traffic import Incoming
 from tests.p2p.network import Node, network, until
@@ -40,16 +40,10 @@ class Slot:
             node.pipes,
             wire.PipeHello(RUN, 0, stage, bytes(20)),
             2,
-            self._member_at,
-            lambda link: {kind: Incoming((SIZE,), after, ahead)},
-            lambda link: None,
-            lambda link, want: None,
-            lambda link, pipe, piece: self.trainer.post(m.Tensor(link, pipe, piece)),
-            lambda link: None,
+            self,
             lambda reason, peer: self.rejected.append(reason),
-            lambda: None,
-            lambda link, pipe, moving, doing: self.trainer.post(m.Alive(link, pipe, moving, doing)),
         )
+        self._incoming = {kind: Incoming((SIZE,), after, ahead)}
         self.peer = ""
         self.trainer, (ours, theirs) = Trainer(), socket.socketpair()
         self.server, self.spawned = Server(theirs), _Spawned(ours)
@@ -57,8 +51,29 @@ class Slot:
         threading.Thread(target=self.server.run, daemon=True).start()
         self.trainer._on_message = self._on_trainer
 
-    def _member_at(self, stage: int) -> tuple[str, str]:
+    def member_at(self, stage: int) -> tuple[str, str]:
         return "0x" + "00" * 20, self.peer
+
+    def incoming(self, link: str) -> dict[str, Incoming]:
+        return self._incoming
+
+    def on_pipe_open(self, link: str) -> None:
+        pass
+
+    def on_pipe_gone(self, link: str) -> None:
+        pass
+
+    def on_want(self, link: str, want: PipeWant) -> None:
+        pass
+
+    def on_tensor(self, link: str, pipe: int, piece: PipeTensor) -> None:
+        self.trainer.post(m.Tensor(link, pipe, piece))
+
+    def alive(self) -> PipeAlive | None:
+        return None
+
+    def on_alive(self, link: str, pipe: int, moving: bool, doing: str) -> None:
+        self.trainer.post(m.Alive(link, pipe, moving, doing))
 
     def _on_trainer(self, message: m.FromTrainer) -> None:
         if isinstance(message, m.Tensor):

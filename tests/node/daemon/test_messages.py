@@ -18,7 +18,7 @@ MADE = 1_800_000_000_123  # ms
 
 
 def encoded(action: a.Statement) -> bytes:
-    return wire.encode(message_of(action, RUN, 0, DOMAIN, MEMBER.key, MADE))
+    return wire.encode(message_of(action, RUN, 0, MADE, MEMBER.sign_report))
 
 
 def read(data: bytes) -> e.Event | None:
@@ -46,7 +46,7 @@ def test_a_signature_is_checked_once_however_often_the_statement_comes(monkeypat
     monkeypatch.setattr(
         SignedContribution, "signer", lambda self, domain: checks.append(self.signature) or signer(self, domain)
     )
-    data = encoded(a.GossipContribution(SIM.contribution(MEMBER, 1)))
+    data = encoded(a.GossipContribution(SIM.contribution(MEMBER, 1, loss=77)))
     assert [event_of(data, peer, RUN, DOMAIN) for peer in ("one", "another", "third")][1].peer == "another"  # type: ignore[union-attr]
     assert len(checks) == 1
 

@@ -29,10 +29,10 @@ def run(program: Callable[[Supervisor, list[float]], object]) -> list[float]:
 
 def test_each_failure_doubles_the_pause_up_to_the_cap_and_a_success_begins_anew() -> None:
     async def program(supervisor: Supervisor, started: list[float]) -> None:
-        async def part(well: Callable[[], None]) -> None:
+        async def part(report_healthy: Callable[[], None]) -> None:
             started.append(trio.current_time())
             if len(started) == 7:
-                well()
+                report_healthy()
             if len(started) < 9:
                 raise LedgerError("no answer")
 
@@ -46,7 +46,7 @@ def test_each_failure_doubles_the_pause_up_to_the_cap_and_a_success_begins_anew(
 
 def test_the_reason_is_told_while_it_does_not_run() -> None:
     async def program(supervisor: Supervisor, started: list[float]) -> None:
-        async def part(well: Callable[[], None]) -> None:
+        async def part(report_healthy: Callable[[], None]) -> None:
             raise LedgerError("the disk is full")
 
         async with trio.open_nursery() as nursery:
@@ -62,7 +62,7 @@ def test_the_reason_is_told_while_it_does_not_run() -> None:
 
 def test_a_failure_that_takes_a_person_ends_it_even_from_within_task_groups() -> None:
     async def program(supervisor: Supervisor, started: list[float]) -> None:
-        async def part(well: Callable[[], None]) -> None:
+        async def part(report_healthy: Callable[[], None]) -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(fail)
                 nursery.start_soon(fall)
@@ -87,7 +87,7 @@ def test_a_fault_of_our_own_is_logged_with_its_traceback_and_does_not_end_the_no
     async def main() -> None:
         tries = 0
 
-        async def part(well: Callable[[], None]) -> None:
+        async def part(report_healthy: Callable[[], None]) -> None:
             nonlocal tries
             tries += 1
             if tries == 1:

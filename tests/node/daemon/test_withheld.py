@@ -12,10 +12,11 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.inner_inputs import MissingInputs
 from dlx.node.daemon.challenges.draws import RoundDraw
 from dlx.node.daemon.challenges.evidence import Effort, Evidence
-from dlx.node.daemon.challenges.verifier import Judge
-from dlx.node.daemon.observable import Watch
+from dlx.node.daemon.challenges.verifier import Verifier
+from dlx.node.daemon.observable import Observable
 from dlx.node.round.challenges.draw import drawn_of, seals_of
 from dlx.node.round.challenges.turns import SERVE_TIMEOUTS, SLOW_TIMEOUTS
+from tests.node.daemon.contexts import make_context
 from tests.node.round.simulation import Simulation, digest, make_rules
 
 TIMEOUT = 2.0
@@ -37,20 +38,22 @@ class Checker:
         self.now = max(seal.at.time for seal in seals)
         drawn = drawn_of(seals, digest("block"), 1.0, 20)
         self.drawn, self.draw = drawn[0], RoundDraw(self.now, drawn, 1, digest("block"), ())
-        self.rounds: Watch[Any] = Watch({0: self.draw})
+        self.rounds: Observable[Any] = Observable({0: self.draw})
         timing = SimpleNamespace(round_timeout=TIMEOUT, proposal_timeout=1.0)
-        context: Any = SimpleNamespace(
+        context = make_context(
             manifest=SimpleNamespace(timing=timing), now=lambda: self.now, account=drawn[-1].account,
             peer_of=lambda account: account,
         )  # fmt: skip
         draws: Any = SimpleNamespace(rounds=self.rounds)
         unused: Any = None
-        self.judge = Judge(context, draws, unused, unused, Effort(1.0), lambda: view, lambda: tuple(view.members()))
+        self.verifier = Verifier(
+            context, draws, unused, unused, Effort(1.0), lambda: view, lambda: tuple(view.members())
+        )
 
     def in_vain(self, after: float, blob: bytes = b"one", came: float = 0.0) -> bool:
         """Nobody gives it, so much later than the draw, though it `came` for so long: whether it is withheld now."""
         self.now = self.draw.since + after
-        return self.judge._is_withheld(self.drawn, MissingInputs([blob], came))
+        return self.verifier._is_withheld(self.drawn, MissingInputs([blob], came))
 
 
 LONG = SERVE_TIMEOUTS * TIMEOUT
@@ -112,7 +115,7 @@ def test_who_drips_a_blob_keeps_nobody_from_checking_others_for_long() -> None:
 
     async def check() -> None:
         timing = SimpleNamespace(round_timeout=TIMEOUT)
-        context: Any = SimpleNamespace(manifest=SimpleNamespace(timing=timing), exchange=Dripping(), store=None)
+        context = make_context(manifest=SimpleNamespace(timing=timing), exchange=Dripping())
         with trio.fail_after(10 * LONG), pytest.raises(MissingInputs) as caught:
             await Evidence(context, Effort(1.0))._fetch(b"name", 1, "maker")
         assert caught.value.arriving_s > 0

@@ -18,6 +18,7 @@ from dlx.ledger.typed import (
     Contribution,
     Domain,
     Plan,
+    Report,
     RunConfig,
     Seal,
     SignatureError,
@@ -80,6 +81,9 @@ class Member:
     @property
     def account(self) -> str:
         return self.machine.account
+
+    def sign_report(self, report: Report) -> bytes:
+        return sign(report.digest(DOMAIN), self.key)
 
 
 def round_of(event: Any) -> int:
@@ -275,7 +279,7 @@ class Simulation:
                 self.feed(member, event)
 
     def act(self, member: Member, action: a.Action) -> None:
-        if member.mute and isinstance(action, a.Statement | a.Transaction) and not isinstance(action, a.SendAnswer):
+        if member.mute and isinstance(action, a.Statement | a.Transaction) and action != a.Send("answer"):
             return
         match action:
             case a.StartRound(round=round, steps=steps):
@@ -474,16 +478,16 @@ class Simulation:
         match action:
             case a.SendSeal(seal=seal, signatures=signatures):
                 return self.seal(seal, signatures)
-            case a.SendAccuse(account=other) if view.may_accuse(account, other, now):
+            case a.Send("accuse", str(other)) if view.may_accuse(account, other, now):
                 self.apply(chain.Accused(RUN, other, account, view.is_forfeit(other, now), self.at()))
                 return True
-            case a.SendAnswer() if view.should_answer(account):
+            case a.Send("answer") if view.should_answer(account):
                 self.apply(chain.Answered(RUN, account, self.at()))
                 return True
-            case a.SendEvict(account=other) if view.may_evict(other, now):
+            case a.Send("evict", str(other)) if view.may_evict(other, now):
                 self.evict(other)
                 return True
-            case a.SendMoveDown() if view.may_move(account, now):
+            case a.Send("move_down") if view.may_move(account, now):
                 slot = view.slot_of(account)
                 assert slot is not None
                 lower = view.free_slot(slot[1], account, now)
@@ -493,7 +497,7 @@ class Simulation:
                 self.open_first(was_open)
                 self.reslot(account)
                 return True
-            case a.SendDeal(replica=replica) if view.may_deal(replica):
+            case a.Send("deal", int(replica)) if view.may_deal(replica):
                 self.deal(replica)
                 return True
         return False

@@ -1,27 +1,14 @@
-"""What actions make of what the session's hands come to."""
-
-from typing import Any
-
-import trio
+"""What actions are called, and what the machine makes of what comes of them."""
 
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.faults import Differs
 from tests.node.round.simulation import Simulation, make_rules
 
 
-class Hands:
-    """Whose book holds a signature for another result of the same inputs."""
-
-    async def sign(self, seal: Any) -> bytes:
-        raise Differs("another next version was signed for the same contributions")
-
-
-def test_a_machine_whose_arithmetic_contradicts_what_it_signed_stops_contributing() -> None:
-    seal: Any = type("Seal", (), {"round": 4})()
-    hands: Any = Hands()
-    outcome = trio.run(a.SignSeal(seal, b"digest").run, hands)
-    assert outcome == e.VersionDiffers(5, "another next version was signed for the same contributions")
+def test_transactions_are_named_and_told_apart_by_what_they_are_about() -> None:
+    evict, deal, move = a.Send("evict", "0x1"), a.Send("deal", 3), a.Send("move_down")
+    assert [action.name for action in (evict, deal, move)] == ["SendEvict", "SendDeal", "SendMoveDown"]
+    assert len({action.key() for action in (evict, a.Send("evict", "0x2"), a.Send("accuse", "0x1"), deal, move)}) == 5
 
 
 def test_what_is_said_late_of_another_round_does_not_end_the_one_under_way() -> None:

@@ -8,8 +8,7 @@ import pytest
 from dlx.ledger.typed import Plan
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.arrivals import WINDOW, Arrivals
-from dlx.node.round.rules.inclusion import Grace
+from dlx.node.round.rules.inclusion import WINDOW, Arrivals, Grace
 from dlx.node.round.rules.pace import fewest_steps
 from tests.node.round.rules.test_pace import Uneven
 from tests.node.round.simulation import FACTS, Member, make_rules
@@ -50,11 +49,11 @@ def test_a_third_makes_what_a_payload_takes_neither_short_nor_long() -> None:
     arrivals = Arrivals()
     assert arrivals.usual([0, 1]) == 0.0
     for replica in range(1, 7):
-        arrivals.came(replica, 10.0 + replica)
+        arrivals.add(replica, 10.0 + replica)
     for lie in (0.0, 1e6):
         for _ in range(WINDOW):
-            arrivals.came(1, lie)
-            arrivals.came(2, lie)
+            arrivals.add(1, lie)
+            arrivals.add(2, lie)
         assert 13 <= arrivals.usual(range(7)) <= 16
     assert arrivals.usual([0]) == 0.0
 
@@ -166,8 +165,8 @@ class Late(Hostile):
     def act(self, member: Member, action: a.Action) -> None:
         if self.plays and isinstance(action, a.GossipContribution) and member is self.first:
             other = self.members[str(self.view.member_at(1, 0))].machine
-            book = other._known.books.get(action.signed.contribution.round)
-            if book is None or book.enough_since is None or self.now < book.enough_since + GRACE - 2:
+            state = other._known.states.get(action.signed.contribution.round)
+            if state is None or state.enough_since is None or self.now < state.enough_since + GRACE - 2:
                 return
         super().act(member, action)
 

@@ -164,7 +164,7 @@ def test_a_deal_in_the_middle_of_a_round_spoils_nothing_that_is_under_way() -> N
         """By anybody: with one stage no honest member does it."""
         slot, round = sim.view.slot_of(idle), sim.view.open_round
         if slot is not None and all(round in one.machine.own for one in sim.alive() if one.account != idle):
-            sim.transact(sim.members[idle], a.SendDeal(slot[0]))
+            sim.transact(sim.members[idle], a.Send("deal", slot[0]))
         return sim.finished
 
     sim.apply = noted  # type: ignore[method-assign]

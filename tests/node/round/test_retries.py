@@ -15,7 +15,7 @@ NOW = 1_000.0
 
 
 def test_one_attempt_at_a_time_and_a_longer_wait_after_each_failure() -> None:
-    pending, action = Pending(Random(1)), a.SendEvict("somebody")
+    pending, action = Pending(Random(1)), a.Send("evict", "somebody")
     now, waits = NOW, []
     for failures in range(1, 9):
         assert pending.start(action, now) and not pending.start(action, now + 10**6), "it is under way"
@@ -25,27 +25,27 @@ def test_one_attempt_at_a_time_and_a_longer_wait_after_each_failure() -> None:
         waits.append(failing.next_try)
         assert not pending.start(action, now + 0.99 * failing.next_try)
         now += failing.next_try
-    whole = [min(a.SendEvict.retry.first * 2**n, a.SendEvict.retry.cap) for n in range(8)]
+    whole = [min(action.retry.first * 2**n, action.retry.cap) for n in range(8)]
     assert all(0.75 * most <= wait <= most for wait, most in zip(waits, whole, strict=True))
     assert pending.start(action, now)
     pending.done(action)
     assert not pending.failing(now) and pending.start(action, now)
     pending.failed(action, "refused", now)
-    assert pending.failing(now)[0].next_try <= a.SendEvict.retry.first, "after a success it is the first failure again"
+    assert pending.failing(now)[0].next_try <= action.retry.first, "after a success it is the first failure again"
 
 
 def test_other_accounts_are_other_subjects_and_what_nobody_wants_any_more_is_forgotten() -> None:
     pending = Pending(Random(1))
-    assert pending.start(a.SendAccuse("one"), NOW) and pending.start(a.SendAccuse("two"), NOW)
-    pending.failed(a.SendAccuse("one"), "refused", NOW)
+    assert pending.start(a.Send("accuse", "one"), NOW) and pending.start(a.Send("accuse", "two"), NOW)
+    pending.failed(a.Send("accuse", "one"), "refused", NOW)
     pending.see(1, NOW + 1)
     assert len(pending.failing(NOW)) == 1
-    pending.see(2, NOW + 10 * a.SendAccuse.retry.cap)
-    assert not pending.failing(NOW) and not pending.start(a.SendAccuse("two"), NOW), "that one is still under way"
+    pending.see(2, NOW + 10 * a.Send("accuse").retry.cap)
+    assert not pending.failing(NOW) and not pending.start(a.Send("accuse", "two"), NOW), "that one is still under way"
 
 
 def test_a_mined_transaction_is_not_sent_again_before_the_view_has_its_block() -> None:
-    pending, action = Pending(Random(1)), a.SendAnswer()
+    pending, action = Pending(Random(1)), a.Send("answer")
     pending.see(10, NOW)
     assert pending.start(action, NOW)
     pending.done(action, not_before_block=14)

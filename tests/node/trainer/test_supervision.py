@@ -118,6 +118,28 @@ def test_a_process_killed_while_idle_comes_back_with_its_slot(run: Run) -> None:
     in_trio(test)
 
 
+def test_a_wake_up_with_nothing_to_read_is_not_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may say that there is something to read where there is nothing."""
+    ours, theirs = socket.socketpair()
+    wait, waits = trio.lowlevel.wait_readable, list[object]()
+
+    async def spurious(sock: trio.socket.SocketType) -> None:
+        waits.append(sock)
+        if len(waits) == 1:
+            await trio.lowlevel.checkpoint()
+        else:
+            theirs.send(b"alive")
+            await wait(sock)
+
+    async def main() -> bytes:
+        async with trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as stream:
+            monkeypatch.setattr(trio.lowlevel, "wait_readable", spurious)
+            return await client._read(stream)
+
+    with theirs:
+        assert trio.run(main) == b"alive"
+
+
 def test_why_there_is_no_process_is_known_until_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     known = list[str | None]()
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dlx.ground.blobs import Damaged
 from dlx.node.trainer import links, process
 from dlx.node.trainer import messages as m
-from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Trainer, Wrong, error_of
+from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Trainer, UnusableInput, error_of
 from dlx.p2p.frames import TENSOR_PIECE, PipeFrame, PipeTensor, PipeWant, decode_frame, encode_frame
 from dlx.p2p.wire import WireError
 from dlx.training.codecs import CodecError
@@ -230,7 +230,7 @@ def test_only_content_that_is_what_its_name_says_is_ever_called_wrong(
     trouble = process.trouble_of(error)
     raised = error_of(trouble)
     assert (trouble.kind, trouble.blobs) == (kind, blobs)
-    expected = {m.Kind.LOCAL: LocalTrouble, m.Kind.BLOBS: BlobTrouble, m.Kind.WRONG: Wrong}[kind]
+    expected = {m.Kind.LOCAL: LocalTrouble, m.Kind.BLOBS: BlobTrouble, m.Kind.WRONG: UnusableInput}[kind]
     assert type(raised) is expected and getattr(raised, "blobs", ()) == blobs and str(error) in str(raised)
 
 

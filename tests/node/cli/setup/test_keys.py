@@ -15,16 +15,16 @@ from dlx.ledger.typed import Contribution
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.keys import encrypted_file, identity
-from dlx.node.home.keys.slashing_protection import Contradiction, SignedBook
+from dlx.node.home.keys.slashing_protection import Contradiction, SlashingProtection
 from tests.node.command import dlx
 from tests.node.home.keys.test_slashing_protection import DOMAIN, contribution, seal
 
 
 @contextmanager
-def book_of(folder: Path) -> Iterator[tuple[SignedBook, bytes]]:
+def protection_of(folder: Path) -> Iterator[SlashingProtection]:
     account = identity.load_account(DataDir(folder), Settings())
-    with closing(SignedBook(DataDir(folder).signed, account.address)) as book:
-        yield book, account.secret
+    with closing(SlashingProtection(DataDir(folder).signed, account.secret, DOMAIN)) as protection:
+        yield protection
 
 
 def ours(folder: Path, round: int, payload: int = 1) -> Contribution:
@@ -36,11 +36,11 @@ def old(tmp_path: Path) -> Path:
     """A folder whose account has contributed to rounds 0 to 2 and sealed two of them."""
     folder = tmp_path / "old"
     dlx("init", "--datadir", folder, "--insecure-devnet")
-    with book_of(folder) as (book, key):
+    with protection_of(folder) as protection:
         for round in range(3):
-            book.sign_contribution(ours(folder, round), DOMAIN, key)
+            protection.sign_contribution(ours(folder, round))
         for round in range(2):
-            book.sign_seal(seal(round), DOMAIN, key)
+            protection.sign_seal(seal(round))
     return folder
 
 
@@ -68,24 +68,24 @@ def test_a_moved_account_cannot_contradict_itself(old: Path, new: Path, tmp_path
     made = json.loads(dlx("keys", "import-signed", file, "--datadir", new, "--json").stdout)
     assert made == {"account": account, "contributions": 3, "seals": 2, "new": 5}
     assert json.loads(dlx("keys", "import-signed", file, "--datadir", new, "--json").stdout)["new"] == 0
-    with book_of(new) as (book, key):
-        assert set(book.contributions(contribution().run, 0)) == {0, 1, 2}
-        assert book.sign_contribution(ours(new, 1), DOMAIN, key).contribution == ours(old, 1)
+    with protection_of(new) as protection:
+        assert set(protection.contributions(contribution().run, 0)) == {0, 1, 2}
+        assert protection.sign_contribution(ours(new, 1)).contribution == ours(old, 1)
         with pytest.raises(Contradiction):
-            book.sign_contribution(ours(new, 1, payload=2), DOMAIN, key)
+            protection.sign_contribution(ours(new, 1, payload=2))
         with pytest.raises(Contradiction):
-            book.sign_seal(seal(1, next=77), DOMAIN, key)
+            protection.sign_seal(seal(1, next=77))
 
 
 def test_what_contradicts_this_folder_changes_nothing(old: Path, new: Path, tmp_path: Path) -> None:
     export(old, tmp_path / "signed.bundle")
-    with book_of(new) as (book, key):
-        book.sign_contribution(ours(new, 2, payload=2), DOMAIN, key)
-        before = book.entries()
+    with protection_of(new) as protection:
+        protection.sign_contribution(ours(new, 2, payload=2))
+        before = protection.entries()
     said = dlx("keys", "import-signed", tmp_path / "signed.bundle", "--datadir", new, code=1).stderr
     assert "another contribution in round 2 of stage 0" in said and "nothing was imported" in said
-    with book_of(new) as (book, _):
-        assert book.entries() == before
+    with protection_of(new) as protection:
+        assert protection.entries() == before
 
 
 def test_bundles_of_others_and_damaged_ones_are_refused(old: Path, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_bundles_of_others_and_damaged_ones_are_refused(old: Path, tmp_path: Pat
     file.write_bytes(file.read_bytes()[:-1])
     assert "is damaged" in dlx("keys", "import-signed", file, "--datadir", old, code=1).stderr
     (tmp_path / "text").write_text("hello")
-    assert "no sealed file" in dlx("keys", "import-signed", tmp_path / "text", "--datadir", old, code=1).stderr
+    assert "no encrypted file" in dlx("keys", "import-signed", tmp_path / "text", "--datadir", old, code=1).stderr
     assert "no file that" in dlx("keys", "import-signed", tmp_path, "--datadir", old, code=1).stderr
     assert not DataDir(stranger).signed.exists()
 

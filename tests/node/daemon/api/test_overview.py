@@ -16,8 +16,7 @@ from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
 from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.membership.rest import Rest
-from dlx.node.daemon.membership.tally import Tally
-from dlx.node.daemon.metrics import Metrics
+from dlx.node.daemon.metrics import Metrics, SealCounter
 from dlx.node.daemon.slot.assignment import Assignment
 from dlx.node.daemon.supervisor import Supervisor, Trouble
 from dlx.node.round.pending import Failing
@@ -61,8 +60,8 @@ def overview(
     assignment.session = session if chain is not None else None
     return Overview(
         run=RUN, account=ACCOUNTS[0], rpc_url=("http://key@127.0.0.1:8545/secret",), host=host, follower=follower,
-        membership=membership, assignment=assignment, tally=Tally(metrics), supervisor=supervisor, clock=clock,
-        metrics=metrics,
+        membership=membership, assignment=assignment, seal_counter=SealCounter(metrics),
+        supervisor=supervisor, clock=clock, metrics=metrics,
         traffic=lambda: dict.fromkeys(("payload", "pipe", "blobs", "gossip", "signalling", "chain"), (0, 0)),
         rest=Rest(Path("/nonexistent")),
     )  # fmt: skip

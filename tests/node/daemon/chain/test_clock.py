@@ -111,7 +111,7 @@ class Ahead(Simulation):
         super().step()
 
     def transact(self, member: Any, action: Any) -> None:
-        if isinstance(action, a.SendAccuse):
+        if isinstance(action, a.Send) and action.call == "accuse":
             self.accused.append(action)
         super().transact(member, action)
 

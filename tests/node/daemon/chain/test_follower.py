@@ -20,7 +20,7 @@ from dlx.ledger.view.node_registry import NodeRecord, NodeTable
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.chain.clock import ChainClock
-from dlx.node.daemon.chain.follower import ChainSeen, Follower
+from dlx.node.daemon.chain.follower import QUICK, RARE, ChainSeen, Follower, next_look
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
 from tests.ledger.ledger_run import config
@@ -196,3 +196,23 @@ def test_the_peers_of_a_run_are_its_members_and_its_creator():
         assert seen.peers() == {seen.peer_of(account): where for account in named}
     nodes.nodes.pop(member)  # it deregistered
     assert seen.peers() == {seen.peer_of(CREATOR): where}
+
+
+@pytest.mark.parametrize(
+    ("spacing", "since_block", "is_awaited", "notice", "expected"),
+    [
+        (None, 0, False, 600, QUICK),  # nothing is known yet
+        (12, 0, True, 600, 12),  # no block comes earlier
+        (12, 11, True, 600, 1.5),  # one is due: it may be late
+        (12, 500, True, 600, 1.5),
+        (0.25, 0, True, 600, QUICK),
+        (2, 0, False, 600, RARE),  # a round trains, and nothing is due
+        (2, 0, False, 15, 15 / 4),  # an accusation has to be seen in time
+        (12, 0, False, 15, 12),
+        (0, 9, False, 0, QUICK),
+    ],
+)
+def test_no_look_is_wasted_and_none_comes_too_late(
+    spacing: float | None, since_block: float, is_awaited: bool, notice: float, expected: float
+) -> None:
+    assert next_look(spacing, since_block, is_awaited, notice) == expected

@@ -10,7 +10,7 @@ import trio
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.challenges.draws import SETTLED, Draws
-from dlx.node.daemon.observable import Watch
+from dlx.node.daemon.observable import Observable
 from dlx.node.round.challenges.draw import draw_block, drawn_of, seals_of
 from dlx.training.recipe.recipe import Audit
 from tests.node.round.simulation import Simulation, digest, make_rules
@@ -38,7 +38,7 @@ class Chain:
     def __init__(self, view: RunView) -> None:
         self.view, self.now, self.asked, self.salt, self.down = view, 100.0, 0, 0, False
         self.recent: dict[int, bytes] = {}  # what the follower knows
-        self.seen: Watch[Any] = Watch(None)
+        self.seen: Observable[Any] = Observable(None)
         follower: Any = SimpleNamespace(seen=self.seen)
         self.draws = Draws(follower, MANIFEST, self.hash, lambda: self.now)
 

@@ -12,8 +12,9 @@ from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.challenges.draws import RoundDraw
-from dlx.node.daemon.challenges.responder import Custody
-from dlx.node.daemon.observable import Watch
+from dlx.node.daemon.challenges.responder import ChallengeResponder
+from dlx.node.daemon.context import RunContext
+from dlx.node.daemon.observable import Observable
 from dlx.node.round.challenges.draw import drawn_of, seals_of
 from dlx.node.round.rules.round_rules import base_version
 from dlx.training.recipe.recipe import Audit, Outer, Plan
@@ -21,6 +22,7 @@ from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.trace import Boundary, Step, Trace, handed_over
 from dlx.training.slot.undecided import Undecided
+from tests.node.daemon.contexts import make_context
 from tests.node.home.keys.test_slashing_protection import contribution
 from tests.node.round.simulation import RUN, Simulation, digest, make_rules
 
@@ -56,10 +58,8 @@ class Member:
     def again(self, folder: Path) -> None:
         """As after a restart."""
         manifest: Any = SimpleNamespace(audit=Audit(window=WINDOW), outer=Outer(ahead=self.ahead))
-        context: Any = SimpleNamespace(
-            manifest=manifest, store=self.store, run=RUN, account=self.account, directory=folder / "run"
-        )
-        self.custody = _made(context, lambda: self.view)
+        context = make_context(manifest=manifest, blobs=self.store, account=self.account, directory=folder / "run")
+        self.responder = _made(context, lambda: self.view)
 
     def train(self, round: int) -> None:
         folder, names = self.slot.begin(round), []
@@ -85,7 +85,7 @@ class Member:
 
     def know(self, *draws: tuple[int, float]) -> None:
         """The draw of these rounds, with its share, is known, and those alone are in the window."""
-        self.custody.held = self.custody._settle(self.view, {r: draw_of(self.view, r, share) for r, share in draws})
+        self.responder.held = self.responder._settle(self.view, {r: draw_of(self.view, r, share) for r, share in draws})
 
     def served(self, round: int) -> bool:
         """All that the drawn segment takes is public; False: nothing of the round is."""
@@ -96,13 +96,13 @@ class Member:
         return bool(here)
 
 
-def _made(context: Any, view: Any) -> Custody:
+def _made(context: RunContext, view: Any) -> ChallengeResponder:
     import dlx.node.daemon.challenges.responder as module
 
     patch = pytest.MonkeyPatch()
     with patch.context() as patched:
         patched.setattr(module.Terms, "of", lambda manifest: RULES)
-        return Custody(context, Watch({}), view)
+        return ChallengeResponder(context, Observable({}), view)
 
 
 @pytest.mark.parametrize("ahead", [0.0, 0.5])
@@ -113,7 +113,7 @@ def test_the_drawn_segment_becomes_public_and_the_rest_goes(tmp_path: Path, view
     member.know((3, 1.0), (4, 0.0), (6, 1.0))
     assert member.served(3) and member.served(6) and not member.served(4)
     assert member.slot.rounds() == [5], "its draw is not known yet"
-    assert member.custody.held.drawn == 2 and member.custody.held.undecided > 0
+    assert member.responder.held.drawn == 2 and member.responder.held.undecided > 0
     member.store.evict(Kind.VERSION)
     member.store.evict(Kind.PAYLOAD)
     assert member.served(3), "nothing gives it away as long as it is of the window"
@@ -156,7 +156,7 @@ def test_earlier_statements_that_say_of_which_plan_the_last_payload_is_stay_with
         member.store.note(one.hash(), Kind.PAYLOAD)
     draw = draw_of(view, 4, 1.0)
     drawn = tuple(replace(one, statement=said.hash()) if one.account == member.account else one for one in draw.drawn)
-    member.custody._settle(view, {4: replace(draw, drawn=drawn)})
+    member.responder._settle(view, {4: replace(draw, drawn=drawn)})
     member.store.evict(Kind.PAYLOAD)
     assert all(member.store.path(one.hash()).exists() for one in (before, said))
 
@@ -167,7 +167,7 @@ def test_a_restart_changes_nothing(tmp_path: Path, view: RunView) -> None:
     member.know((4, 1.0))
     member.again(tmp_path)
     member.know((4, 1.0))
-    assert member.served(4) and member.custody.held.drawn == 1
+    assert member.served(4) and member.responder.held.drawn == 1
 
 
 def test_members_of_the_stage_keep_the_version_that_drawn_work_began_with(tmp_path: Path, view: RunView) -> None:

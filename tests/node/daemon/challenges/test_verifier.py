@@ -1,4 +1,4 @@
-"""What a judge makes of what a check comes to, of verdicts that it hears, and of those that convict."""
+"""What a verifier makes of what a check comes to, of verdicts that it hears, and of those that convict."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +15,15 @@ from dlx.node.audit.inner_inputs import FalseStatement, MissingInputs, Undecidab
 from dlx.node.audit.verdict_store import VerdictStore
 from dlx.node.daemon.challenges.draws import RoundDraw
 from dlx.node.daemon.challenges.evidence import CHECK_SECONDS, SLOWER, Effort, check_seconds
-from dlx.node.daemon.challenges.verifier import Judge
+from dlx.node.daemon.challenges.verifier import Verifier
+from dlx.node.home.keys.slashing_protection import SlashingProtection
 from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn, drawn_of, seals_of
 from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict, VerdictReport
 from dlx.node.trainer.checks import CheckFailed, Outcome
 from dlx.p2p import wire
 from tests.ledger.ledger_run import contribution
+from tests.node.daemon.contexts import make_context
 from tests.node.round.simulation import DOMAIN, RUN, Simulation, digest, make_rules
 
 TIMEOUT, PROPOSAL = 12.0, 3.0
@@ -45,7 +47,7 @@ def run() -> tuple[RunView, tuple[Sealed, ...], dict[str, bytes]]:
 
 
 class Bench:
-    """A judge whose checks come to whatever `comes` gives or raises, at the chain's time `now`; it is the first who
+    """A verifier whose checks come to whatever `comes` gives or raises, at the chain's time `now`; it is the first who
     checks the first drawn contribution, made known at time 100."""
 
     def __init__(self, folder: Path, run: Any) -> None:
@@ -58,19 +60,20 @@ class Bench:
         draws: Any = Draws(SimpleNamespace(value={2: draw}), self.drawn[:1])
         self.store = VerdictStore(folder / "verdicts.sqlite", RUN, DOMAIN)
         timing = SimpleNamespace(round_timeout=TIMEOUT, proposal_timeout=PROPOSAL)
-        context: Any = SimpleNamespace(
-            run=RUN, account=self.account, account_key=self.keys[self.account], manifest=SimpleNamespace(timing=timing),
-            client=SimpleNamespace(domain=DOMAIN, convict=self.sent.append), store=BlobStore(folder / "blobs"),
+        signer = SlashingProtection(folder / "signed.sqlite", self.keys[self.account], DOMAIN)
+        context = make_context(
+            signer=signer, manifest=SimpleNamespace(timing=timing),
+            client=SimpleNamespace(domain=DOMAIN, convict=self.sent.append), blobs=BlobStore(folder / "blobs"),
             gossip=SimpleNamespace(publish=self._publish), now=lambda: self.now, peer_of=lambda account: account,
             metrics=SimpleNamespace(verdict=lambda finding: None),
             reject=lambda reason, source: self.rejected.append(reason),
         )  # fmt: skip
         nobody: Any = None
-        self.judge = Judge(
+        self.verifier = Verifier(
             context, draws, self.store, nobody, Effort(1.0), lambda: self.view,
             lambda: self.peers,
         )  # fmt: skip
-        self.judge._evidence = SimpleNamespace(outcome=self._outcome)  # type: ignore[assignment]
+        self.verifier._evidence = SimpleNamespace(outcome=self._outcome)  # type: ignore[assignment]
 
     def checkers(self, drawn: Drawn) -> list[str]:
         able = [account for account in self.view.members() if turns.may_check(self.view, drawn, account)]
@@ -85,12 +88,12 @@ class Bench:
         self.said.append(wire.decode(data))
 
     def look(self) -> list[Finding]:
-        """One look at what is to be checked; the findings that the judge knows then."""
+        """One look at what is to be checked; the findings that the verifier knows then."""
 
         async def main() -> None:
-            case = self.judge._next()
+            case = self.verifier._next()
             if case is not None:
-                await self.judge._check(case)
+                await self.verifier._check(case)
 
         trio.run(main)
         return self.known()
@@ -98,12 +101,12 @@ class Bench:
     def hear(self, *verdicts: ReportedVerdict) -> None:
         async def main() -> None:
             for one in verdicts:
-                await self.judge._hear(wire.VerdictMessage(one.data, one.signature), "a peer")
+                await self.verifier._hear(wire.VerdictMessage(one.data, one.signature), "a peer")
 
         trio.run(main)
 
     def known(self) -> list[Finding]:
-        return [one.finding for case in self.judge.cases() for one in case.verdicts.values()]
+        return [one.finding for case in self.verifier.cases() for one in case.verdicts.values()]
 
     def verdict(self, checker: str, finding: Finding, drawn: Drawn | None = None) -> ReportedVerdict:
         about = drawn or self.drawn[0]
@@ -112,7 +115,7 @@ class Bench:
             account=to_canonical_address(about.account), statement=about.statement, finding=int(finding),
             segment=about.segment, checker=to_canonical_address(checker),
         )  # fmt: skip
-        return ReportedVerdict.make(report, DOMAIN, self.keys[checker])
+        return ReportedVerdict.make(report, lambda verdict: verdict.sign(DOMAIN, self.keys[checker]))
 
 
 class Draws:
@@ -162,7 +165,7 @@ def test_what_is_not_served_is_withheld_when_its_maker_works_and_had_its_time(be
     assert bench.look() == [], "it has four round timeouts"
     maker = bench.drawn[0].account
     last = bench.view.sealed[bench.drawn[0].stage, 5]
-    rounds = bench.judge._draws.rounds.value
+    rounds = bench.verifier._draws.rounds.value
     assert maker in last.accounts
     since = last.at.time - TIMEOUT
     rounds[2] = RoundDraw(since, rounds[2].drawn, 1, rounds[2].block_hash, ())  # type: ignore[index]
@@ -183,7 +186,7 @@ def test_a_replay_may_take_several_times_as_long_as_its_segment_took_to_train_an
 
 def test_who_is_down_is_not_accused(bench: Bench) -> None:
     bench.comes, bench.peers = MissingInputs([bytes(32)]), tuple(bench.keys)
-    rounds = bench.judge._draws.rounds.value
+    rounds = bench.verifier._draws.rounds.value
     since = bench.view.sealed[bench.drawn[0].stage, 5].at.time + 1000.0
     rounds[2] = RoundDraw(since, rounds[2].drawn, 1, rounds[2].block_hash, ())  # type: ignore[index]
     bench.now = since + 10 * TIMEOUT
@@ -219,11 +222,11 @@ def test_a_quorum_of_the_stages_verdicts_is_sent_to_the_ledger(bench: Bench) -> 
     jury = bench.view.jury(bench.drawn[0].stage, bench.drawn[0].account)
     needed = bench.view.convictions_needed(bench.drawn[0].stage, bench.drawn[0].account)
     bench.hear(*(bench.verdict(one, Finding.FALSE) for one in jury[: needed - 1]))
-    (case,) = bench.judge.cases()
+    (case,) = bench.verifier.cases()
     assert turns.conviction(bench.view, case) == []
     bench.hear(bench.verdict(jury[needed - 1], Finding.WITHHELD))
-    (case,) = bench.judge.cases()
+    (case,) = bench.verifier.cases()
     against = turns.conviction(bench.view, case)
     assert {one.checker for one in against} == set(jury[:needed])
-    trio.run(bench.judge._send, case, against)
+    trio.run(bench.verifier._send, case, against)
     assert bench.sent == [[one.signed for one in against]]

@@ -11,13 +11,13 @@ from trio.testing import MockClock
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.node.daemon.data import public_data as module
-from dlx.node.daemon.data.mirror import Mirror
-from dlx.node.daemon.data.public_data import PublicData
+from dlx.node.daemon.data.public_data import DataMirror, PublicData
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
 from dlx.p2p.exchange import BlobNotFound
 from dlx.training.data.shards import DataError, DataManifest, Shard, canonical_bytes
 from dlx.training.recipe.recipe import BlobRef
+from tests.node.daemon.contexts import make_context
 
 GOOD = b"a run's data"
 NAME = hashlib.sha256(GOOD).digest()
@@ -48,7 +48,7 @@ def test_it_is_asked_for_until_it_is_here_and_a_damaged_copy_is_had_again(tmp_pa
     async def main() -> None:
         supervisor = Supervisor(lambda part: told.extend(one.reason for one in supervisor.troubles.values()))
 
-        async def part(well: Any) -> None:
+        async def part(report_healthy: Any) -> None:
             await PublicData(store, exchange).shards(LISTED, LISTED.train, Kind.SHARD, "a test")
 
         await supervisor.keep("preparing the run", part)
@@ -102,11 +102,11 @@ def test_a_mirror_has_all_data_and_the_first_weights_of_all_stages_and_keeps_the
     own, other = (hashlib.sha256(data).digest() for data in stages)
     store.put(stages[0], Kind.VERSION)  # had for its own slot
     genesis = [BlobRef(one.hex(), len(stages[0])) for one in (own, other)]
-    context: Any = SimpleNamespace(
-        store=store, data=LISTED, manifest=SimpleNamespace(genesis=genesis),
+    context = make_context(
+        blobs=store, data=LISTED, manifest=SimpleNamespace(genesis=genesis),
         exchange=Exchange(store, {other: [stages[1]], NAME: [GOOD]}),
     )  # fmt: skip
-    trio.run(Mirror(context).run, lambda: None)
+    trio.run(DataMirror(context).run, lambda: None)
     assert {name: store.kind(name) for name in (own, other, NAME)} == dict.fromkeys((own, other, NAME), Kind.PUBLIC)
     assert store.hashes() == {own, other, NAME}
 

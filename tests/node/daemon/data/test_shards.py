@@ -14,7 +14,7 @@ from dlx.ledger.typed import Plan
 from dlx.node.daemon.challenges import evidence as module
 from dlx.node.daemon.challenges.evidence import Effort, Evidence
 from dlx.node.daemon.data.shards import AHEAD, Shards
-from dlx.node.round.faults import ActionFailed, LocalFault
+from dlx.node.round.actions import ActionFailed, LocalFault
 from dlx.node.round.rules.deals import Deals
 from dlx.node.round.rules.plans import Terms
 from dlx.node.trainer.checks import Outcome
@@ -22,6 +22,7 @@ from dlx.p2p.exchange import BlobNotFound
 from dlx.training.data.order import WINDOW
 from dlx.training.data.shards import DataManifest
 from dlx.training.data.shards import Shard as Listed
+from tests.node.daemon.contexts import make_context
 from tests.node.round.rules.test_deals import view
 
 SIZE, SHARDS, LENGTH, BATCH, STEPS = 65, 80, 8, 4, 2  # 8 samples a shard, 8 a round
@@ -56,10 +57,11 @@ class Slot:
         terms = Terms(
             rounds=99, delay=0, plan=Plan(4, 0, STEPS), codec="int4", adaptive=None, tokens_per_step=BATCH * LENGTH
         )
-        self.context: Any = SimpleNamespace(
-            run=b"r" * 32, manifest=SimpleNamespace(data=data, stages=[(0, 1)] * 3), private_data=private,
+        manifest = SimpleNamespace(data=data, stages=[(0, 1)] * 3, timing=SimpleNamespace(round_timeout=60))
+        self.context = make_context(
+            manifest=manifest, private_data=private, peer_of=lambda account: "its peer",
             data=DataManifest([Listed(name, SIZE, SIZE) for name in self.network.names], []),
-            deals=Deals(terms, 4, BATCH), data_cache=cache, store=self.store, exchange=self.network,
+            deals=Deals(terms, 4, BATCH), data_cache=cache, blobs=self.store, exchange=self.network,
         )  # fmt: skip
         self.shards = Shards(self.context, (1, stage))
 
@@ -142,7 +144,7 @@ def test_what_this_disk_has_lost_is_had_again(tmp_path: Path) -> None:
 
 def test_a_check_has_a_shard_again_that_this_disk_has_damaged(tmp_path: Path) -> None:
     slot = Slot(tmp_path)
-    evidence, wanted = Evidence(slot.context, Effort(1)), slot.context.data.train[:2]
+    evidence, wanted = Evidence(slot.context, Effort(1)), slot.context.run.data.train[:2]
 
     async def sound() -> list[bool]:
         async with evidence.data(wanted):
@@ -157,7 +159,6 @@ def test_a_check_has_evidence_again_that_this_disk_has_damaged(tmp_path: Path, m
     slot = Slot(tmp_path)
     name = bytes.fromhex(slot.network.names[0])
     slot.store.path(name).write_bytes(b"damaged")
-    slot.context.peer_of = lambda account: "its peer"
 
     async def check(work: Any, deadline: float) -> Outcome:
         here = slot.store.path(name).read_bytes() in slot.network.contents
@@ -165,11 +166,10 @@ def test_a_check_has_evidence_again_that_this_disk_has_damaged(tmp_path: Path, m
 
     monkeypatch.setattr(module, "check", check)
     monkeypatch.setattr(module, "check_seconds", lambda work, round_timeout: 60.0)
-    slot.context.manifest.timing = SimpleNamespace(round_timeout=60)
     work: Any = SimpleNamespace(shared=lambda ahead: set())
     drawn: Any = SimpleNamespace(account="0x01", stage=0)
     view: Any = None  # only what others share is looked for there
-    inner: Any = SimpleNamespace(most=lambda stage: SIZE, terms=SimpleNamespace(ahead=0.0))
+    inner: Any = SimpleNamespace(largest_file=lambda stage: SIZE, terms=SimpleNamespace(ahead=0.0))
     assert trio.run(Evidence(slot.context, Effort(1))._checked, work, drawn, view, inner).done
 
 

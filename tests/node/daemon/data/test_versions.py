@@ -12,8 +12,8 @@ import trio
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.constants import NO_HASH
 from dlx.node.daemon.data.versions import Versions
-from dlx.node.round.faults import ActionFailed, Differs, LocalFault
-from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Wrong
+from dlx.node.round.actions import ActionFailed, Differs, LocalFault
+from dlx.node.trainer.client import BlobTrouble, LocalTrouble, UnusableInput
 from dlx.p2p.exchange import BlobContradiction, BlobNotFound, Tree
 from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Retention
@@ -151,7 +151,7 @@ WRONG: list[Any] = [
     Version(*(bytes(32),) * 4),
     replace(FakeView(4).made(4), weights_root=bytes(32)),
     replace(FakeView(4).made(4), momentum_root=bytes(32)),
-    Wrong("a nibble is -8"),
+    UnusableInput("a nibble is -8"),
 ]
 
 

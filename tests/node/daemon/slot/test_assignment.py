@@ -18,6 +18,7 @@ from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
 from dlx.training.models.placement import Placement
 from dlx.training.recipe.recipe import Model
+from tests.node.daemon.contexts import make_context
 from tests.training.recipe.test_families import CASES
 
 
@@ -101,7 +102,7 @@ def act(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
             follower.seen.set(seen)
             place: Any = membership
             assignment = Assignment(follower, place, supervisor, stage, rest=rest)
-            context: Any = SimpleNamespace(manifest=None, directory=tmp_path)
+            context = make_context(manifest=None, directory=tmp_path)
             monkeypatch.setattr(Assignment, "finished", False)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(supervisor.keep, "training", assignment.run)
@@ -169,7 +170,7 @@ def test_a_slot_that_comes_when_the_slot_is_closed_is_not_opened(act: Callable[.
 
 def test_no_slot_is_taken_by_ranks_that_cannot_share_the_model() -> None:
     nobody: Any = None
-    context: Any = SimpleNamespace(manifest=SimpleNamespace(model=Model(CASES["gpt2"][0])))
+    context = make_context(manifest=SimpleNamespace(model=Model(CASES["gpt2"][0])))
     assignment = Assignment(nobody, nobody, Supervisor(), None, Placement(ranks=4, tensor_parallel=4))
     with pytest.raises(Failure, match="tensor_parallel 4: there is no plan for gpt2; use 1"):
         assignment.open(context)

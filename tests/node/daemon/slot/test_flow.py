@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlx.node.daemon.slot.flow import Flow
+from dlx.node.daemon.slot.pipes import Flow
 from dlx.p2p.frames import TENSOR_PIECE, PipeTensor
 from dlx.p2p.wire import WireError
 from dlx.training.inner.pipeline import Bytes, Link, add_norms, barrier, run_step, squares_and_loss
@@ -37,12 +37,12 @@ def pieces(kind: str, micro: int, size: int = SIZE, round: int = 0, step: int = 
 
 def send(flow: Flow, kind: str, micro: int, size: int = SIZE) -> None:
     for piece in pieces(kind, micro, size):
-        flow.came(piece)
+        flow.check_received(piece)
 
 
 def answer(flow: Flow, kind: str, micro: int, size: int = SIZE) -> None:
     for piece in pieces(kind, micro, size):
-        flow.sent(piece)
+        flow.note_sent(piece)
 
 
 def test_a_neighbour_runs_as_far_ahead_as_one_forward_one_backward_and_no_further() -> None:
@@ -59,7 +59,7 @@ def test_an_answer_that_is_not_whole_pays_for_nothing() -> None:
     flow = Flow(RULES)
     for micro in range(AHEAD):
         send(flow, "activation", micro)
-    flow.sent(next(pieces("gradient", 0)))
+    flow.note_sent(next(pieces("gradient", 0)))
     with pytest.raises(WireError):
         send(flow, "activation", AHEAD)
 
@@ -106,9 +106,9 @@ def _rules(manifest: Any, stage: int, link: str) -> dict[str, Incoming]:
 def test_what_no_honest_neighbour_sends_is_refused(wrong: str, pieces: Sequence[PipeTensor]) -> None:
     flow = Flow(RULES)
     for piece in pieces[:-1]:
-        flow.came(piece)
+        flow.check_received(piece)
     with pytest.raises(WireError) as refused:
-        flow.came(pieces[-1])
+        flow.check_received(pieces[-1])
     assert refused.value.reason == "flow", wrong
 
 
@@ -131,11 +131,11 @@ def test_whatever_comes_what_is_held_is_bounded_by_what_was_asked_for(frames: li
     flow, held, answered = Flow(RULES), 0, 0
     for ours, piece in frames:
         if ours:
-            flow.sent(piece)
+            flow.note_sent(piece)
             answered += piece.is_last * SIZE
             continue
         try:
-            flow.came(piece)
+            flow.check_received(piece)
         except WireError:
             return  # the pipe is closed
         held += len(piece.data)
@@ -153,8 +153,8 @@ class _Checked:
     def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
         with self._lock:
             piece = PipeTensor(0, kind, step, micro, len(data), 0, memoryview(data).cast("B"))
-            self.flow.sent(piece)
-            self.neighbour.flow.came(piece)
+            self.flow.note_sent(piece)
+            self.neighbour.flow.check_received(piece)
         self._link.send(kind, step, micro, data)
 
     def recv(self, kind: str, step: int, micro: int) -> Bytes:

@@ -6,7 +6,7 @@ import pytest
 
 from dlx.ledger.typed import sign
 from dlx.node.daemon.messages import event_of, message_of
-from dlx.node.daemon.slot.message_pool import Shelf
+from dlx.node.daemon.slot.message_pool import MessagePool
 from dlx.node.round import actions as a
 from dlx.p2p import wire
 from dlx.p2p.message_sync import short_id
@@ -21,7 +21,7 @@ def sim() -> Simulation:
 
 
 def encoded(member: Member, action: a.Statement, made: int = MADE) -> bytes:
-    return wire.encode(message_of(action, RUN, member.machine.stage, DOMAIN, member.key, made))
+    return wire.encode(message_of(action, RUN, member.machine.stage, made, member.sign_report))
 
 
 def contribution(sim: Simulation, member: Member, round: int = 0, **changes: object) -> bytes:
@@ -36,75 +36,75 @@ def member(sim: Simulation, replica: int, stage: int) -> Member:
     return sim.members[str(sim.view.member_at(replica, stage))]
 
 
-def put(shelf: Shelf, sim: Simulation, *records: bytes) -> None:
-    for data in records:
+def put(pool: MessagePool, sim: Simulation, *messages: bytes) -> None:
+    for data in messages:
         event = event_of(data, "a peer", RUN, DOMAIN)
         assert event is not None
-        shelf.put(event, data, sim.view)
+        pool.put(event, data, sim.view)
 
 
 def asked(
-    shelf: Shelf, have: list[bytes] | None = None, stage: int = 0, round: int = 0, seals: bool = True
+    pool: MessagePool, have: list[bytes] | None = None, stage: int = 0, round: int = 0, seals: bool = True
 ) -> list[bytes]:
-    return list(shelf.beyond(wire.RecordsRequest(stage, round, seals, have or [])))
+    return list(pool.beyond(wire.RecordsRequest(stage, round, seals, have or [])))
 
 
 def test_whoever_asks_gets_what_it_lacks_of_the_round_and_stage(sim: Simulation) -> None:
-    shelf, ours, mate, other = Shelf(0), member(sim, 0, 0), member(sim, 1, 0), member(sim, 0, 1)
+    pool, ours, mate, other = MessagePool(0), member(sim, 0, 0), member(sim, 1, 0), member(sim, 0, 1)
     vote = attestation(mate, digest("seal"))
     made, theirs, later = contribution(sim, ours), contribution(sim, other), contribution(sim, ours, 1)
-    put(shelf, sim, vote, made, theirs, later, made)
-    assert asked(shelf) == [made, vote], "contributions first, each once"
-    assert asked(shelf, seals=False) == [made]
-    assert asked(shelf, [short_id(made)]) == [vote]
-    assert asked(shelf, stage=1) == [theirs]
-    assert asked(shelf, round=1) == [later]
-    assert shelf.ids(0, 0, True) == [short_id(vote), short_id(made)]
+    put(pool, sim, vote, made, theirs, later, made)
+    assert asked(pool) == [made, vote], "contributions first, each once"
+    assert asked(pool, seals=False) == [made]
+    assert asked(pool, [short_id(made)]) == [vote]
+    assert asked(pool, stage=1) == [theirs]
+    assert asked(pool, round=1) == [later]
+    assert pool.ids(0, 0, True) == [short_id(vote), short_id(made)]
 
 
 def test_only_members_words_about_rounds_that_are_open_or_will_be_soon_are_kept(sim: Simulation) -> None:
-    shelf, ours, other = Shelf(0), member(sim, 0, 0), member(sim, 0, 1)
+    pool, ours, other = MessagePool(0), member(sim, 0, 0), member(sim, 0, 1)
     stranger = replace(ours, key=digest("a stranger's key"))
     put(
-        shelf, sim, attestation(stranger, digest("seal")), attestation(other, digest("seal")),
+        pool, sim, attestation(stranger, digest("seal")), attestation(other, digest("seal")),
         contribution(sim, ours, 7), attestation(ours, digest("seal"), 7),
     )  # fmt: skip
-    assert not [record for round in range(9) for stage in range(2) for record in asked(shelf, stage=stage, round=round)]
+    assert not any(asked(pool, stage=stage, round=round) for round in range(9) for stage in range(2))
 
 
 def test_nobody_fills_it(sim: Simulation) -> None:
-    shelf, ours = Shelf(0), member(sim, 0, 0)
+    pool, ours = MessagePool(0), member(sim, 0, 0)
     made = [contribution(sim, ours, loss=index) for index in range(5)]
     votes = [attestation(ours, digest("seal", index)) for index in range(20)]
-    put(shelf, sim, *made, *votes)
-    assert asked(shelf) == [*made[:2], *votes[-8:]]
+    put(pool, sim, *made, *votes)
+    assert asked(pool) == [*made[:2], *votes[-8:]]
 
 
 def test_of_reports_the_latest_is_kept_in_whatever_order_they_come(sim: Simulation) -> None:
     ours = member(sim, 0, 0)
     reports = [encoded(ours, a.GossipReport(0, (digest("payload"),) * index, ()), MADE + index) for index in range(3)]
     for order in (reports, reports[::-1]):
-        shelf = Shelf(0)
-        put(shelf, sim, *order)
-        assert asked(shelf) == [reports[-1]]
+        pool = MessagePool(0)
+        put(pool, sim, *order)
+        assert asked(pool) == [reports[-1]]
 
 
 def test_it_asks_for_its_own_round_and_for_contributions_that_the_others_lack(sim: Simulation) -> None:
-    shelf = Shelf(0)
-    assert shelf.wanted(sim.view) == [(0, 0, True)], "nobody has trained yet"
-    put(shelf, sim, contribution(sim, member(sim, 1, 0)), contribution(sim, member(sim, 0, 1)))
-    assert shelf.wanted(sim.view) == [(0, 0, True), (1, 0, False)]
-    put(shelf, sim, contribution(sim, member(sim, 1, 1)))
-    assert shelf.wanted(sim.view) == [(0, 0, True)], "the replica's other stage has made its own"
+    pool = MessagePool(0)
+    assert pool.wanted(sim.view) == [(0, 0, True)], "nobody has trained yet"
+    put(pool, sim, contribution(sim, member(sim, 1, 0)), contribution(sim, member(sim, 0, 1)))
+    assert pool.wanted(sim.view) == [(0, 0, True), (1, 0, False)]
+    put(pool, sim, contribution(sim, member(sim, 1, 1)))
+    assert pool.wanted(sim.view) == [(0, 0, True)], "the replica's other stage has made its own"
 
 
 def test_what_the_run_is_through_with_is_forgotten(sim: Simulation) -> None:
-    shelf = Shelf(0)
-    put(shelf, sim, made := contribution(sim, member(sim, 0, 0)))
+    pool = MessagePool(0)
+    put(pool, sim, made := contribution(sim, member(sim, 0, 0)))
     assert sim.run(lambda: sim.view.next_round(0) == 1, 60)
     if sim.view.open_round == 0:
-        shelf.forget(sim.view)
-        assert asked(shelf) == [made], "another stage may still have to know that the replica finished it"
+        pool.forget(sim.view)
+        assert asked(pool) == [made], "another stage may still have to know that the replica finished it"
     assert sim.run(lambda: sim.view.open_round == 1, 60)
-    shelf.forget(sim.view)
-    assert not asked(shelf) and not shelf.has(made)
+    pool.forget(sim.view)
+    assert not asked(pool) and not pool.has(made)

@@ -11,11 +11,13 @@ import trio
 from dlx.ground.blobs import BlobStore, Kind, NoRoom
 from dlx.ground.merkle import tree_root
 from dlx.node.daemon.data.versions import Versions
+from dlx.node.daemon.slot.open_slot import OpenSlot
 from dlx.node.daemon.slot.payloads import Payloads
-from dlx.node.round.faults import ActionFailed, BadPayload, BadStatement, LocalFault
+from dlx.node.round.actions import ActionFailed, BadPayload, BadStatement, LocalFault
 from dlx.node.round.rules.round_rules import PayloadFacts
-from dlx.node.trainer.client import BlobTrouble, LocalTrouble, TrainerSilent, Wrong
+from dlx.node.trainer.client import BlobTrouble, LocalTrouble, TrainerSilent, UnusableInput
 from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTooLarge
+from tests.node.daemon.contexts import make_context
 from tests.node.daemon.data.test_versions import STAGE, FakeView, name
 from tests.node.round.simulation import make_rules
 
@@ -59,10 +61,10 @@ class World:
     def have(self, data: bytes, view: Any = None, **rules: Any) -> PayloadFacts:
         """Fetch it as a contribution to round 0 would."""
         made, trainer = make_rules(**rules), SimpleNamespace(check=self.check)
-        context: Any = SimpleNamespace(exchange=self, store=self.store, account="0x2", peer_of=lambda account: None)
+        context = make_context(exchange=self, blobs=self.store)
         manifest: Any = SimpleNamespace(genesis=[SimpleNamespace(size=100)] * 2)
         versions = Versions(made, manifest, STAGE, self.store, self, trainer, str)  # type: ignore[arg-type]
-        payloads = Payloads(context, made, STAGE, trainer, versions)  # type: ignore[arg-type]
+        payloads = Payloads(OpenSlot(context, made, 0, STAGE, trainer, versions))  # type: ignore[arg-type]
         stated = {"payload": name(data), "payload_size": len(data), "payload_root": tree_root([data])}
         statement = SimpleNamespace(round=0, account="0x1", encode=lambda: STATEMENT, **stated)
         return trio.run(payloads.fetch, view or FakeView(0), SimpleNamespace(contribution=statement))
@@ -77,7 +79,7 @@ def test_a_payload_that_decodes_is_taken_for_what_it_is_and_its_statement_kept(t
 
 def test_bytes_that_are_what_their_name_says_and_do_not_decode_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadPayload) as error:
-        World(tmp_path, answers=[Wrong("a nibble is -8")]).have(GOOD)
+        World(tmp_path, answers=[UnusableInput("a nibble is -8")]).have(GOOD)
     assert error.value.reason == "bad_payload"
     with pytest.raises(BadPayload) as error:
         World(tmp_path, there=(LONG,)).have(LONG)

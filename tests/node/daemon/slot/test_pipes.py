@@ -52,22 +52,39 @@ class Neighbourhood:
         self.members = {other: (ACCOUNTS[other], PEERS[other]) for other in ACCOUNTS}
         self.told: list[tuple[object, ...]] = []
         self.dialled: list[str] = []
-        self.alive: PipeAlive | None = None
+        self.doing: PipeAlive | None = None
         self.answers: deque[FakePipe] = deque()  # to dialling; PipeClosed when there is none
         self.pipes = Pipes(
             self,  # type: ignore[arg-type]
             wire.PipeHello(RUN, 1, stage, bytes.fromhex(ACCOUNTS[stage][2:])),
             3,
-            self.members.get,
-            lambda link: {"activation": Incoming((5,), "gradient", 1)},
-            lambda link: self.told.append(("open", link)),
-            lambda link, want: self.told.append(("want", link, want)),
-            lambda link, pipe, piece: self.told.append(("tensor", link, pipe, piece)),
-            lambda link: self.told.append(("gone", link)),
+            self,
             lambda reason, peer: self.told.append(("rejected", reason, peer)),
-            lambda: self.alive,
-            lambda link, pipe, moving, doing: self.told.append(("alive", link, pipe, moving, doing)),
         )
+
+    def member_at(self, stage: int) -> tuple[str, str] | None:
+        return self.members.get(stage)
+
+    def incoming(self, link: str) -> dict[str, Incoming]:
+        return {"activation": Incoming((5,), "gradient", 1)}
+
+    def on_pipe_open(self, link: str) -> None:
+        self.told.append(("open", link))
+
+    def on_pipe_gone(self, link: str) -> None:
+        self.told.append(("gone", link))
+
+    def on_want(self, link: str, want: PipeWant) -> None:
+        self.told.append(("want", link, want))
+
+    def on_tensor(self, link: str, pipe: int, piece: PipeTensor) -> None:
+        self.told.append(("tensor", link, pipe, piece))
+
+    def alive(self) -> PipeAlive | None:
+        return self.doing
+
+    def on_alive(self, link: str, pipe: int, moving: bool, doing: str) -> None:
+        self.told.append(("alive", link, pipe, moving, doing))
 
     async def open(self, peer_id: str, hello: wire.PipeHello) -> FakePipe:
         self.dialled.append(peer_id)
@@ -207,7 +224,7 @@ def test_neighbours_say_that_they_are_there_and_hear_it_of_each_other() -> None:
             (None, None, 100_000),
             (None, None, 10),
         ):
-            here.alive, pipe.came = alive, pipe.came + bytes_
+            here.doing, pipe.came = alive, pipe.came + bytes_
             for _ in range(1000 if frame else 0):
                 pipe.arrive(encode_frame(frame))
             await trio.sleep(PULSE_SECONDS)

@@ -19,7 +19,7 @@ from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.slot import executor
 from dlx.node.daemon.slot import session as module
 from dlx.node.daemon.slot.session import Session
-from dlx.node.home.keys.slashing_protection import SignedBook
+from dlx.node.home.keys.slashing_protection import Contradiction, SlashingProtection
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.rules.deals import Deals
@@ -28,10 +28,10 @@ from dlx.node.trainer.client import LocalTrouble
 from dlx.p2p import wire
 from dlx.p2p.exchange import BlobNotFound
 from dlx.training.data.shards import DataManifest, Shard
-from dlx.training.models.placement import Placement
 from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Retention
 from dlx.training.slot.rounds import RoundInputs, Trained
+from tests.node.daemon.contexts import make_context
 from tests.node.round.simulation import DOMAIN, RUN, START, Simulation, digest, make_rules
 
 ROUNDS = 3
@@ -106,27 +106,22 @@ class Scene:
         self.store = BlobStore(folder / "blobs")
         self.store.put(weights(0))
         self.trainer, self.counted = Trainer(self.store), list[bool]()
-        self.book, self.metrics, self.refusals = SignedBook(folder / "signed.sqlite", self.account), Metrics(RUN), 0
         key = self.ledger.members[self.account].key
+        self.signer = SlashingProtection(folder / "signed.sqlite", key, DOMAIN)
+        self.metrics, self.refusals = Metrics(RUN), 0
         manifest = SimpleNamespace(
             stages=[(0, 1)], retention=Retention(), genesis=[SimpleNamespace(size=1000)], confirmations=0,
             data=SimpleNamespace(seed=0, sequence_length=8, batch_size=4),
         )  # fmt: skip
         self.shard = self.store.put(bytes(1000))
         gossip = SimpleNamespace(publish=self._publish, follow=self._follow_topic, neighbours=lambda topic: ())
-        self.context: Any = SimpleNamespace(
-            run=RUN, manifest=manifest, manifest_hash=bytes(32), account=self.account,
-            data=DataManifest([Shard(self.shard.hex(), 1000, 1000)], []), deals=Deals(rules, 1, 4), data_cache=0,
-            account_key=key, signed=self.book,
-            client=self, store=self.store, exchange=self, gossip=gossip,
-            pipe_service=None, metrics=self.metrics, directory=folder,
-            private_data=None, placement=Placement(), records=None,
-            peer_of=lambda account: None, reject=lambda reason, source: None,
-            on_trained=lambda trained: None, on_sealed=lambda sealed, counted: self.counted.append(counted),
-            traffic=lambda: dict.fromkeys(("payload", "pipe", "blobs", "gossip", "signalling", "chain"), (0, 0)),
-            rests=lambda: False,
-            now=lambda: START + trio.current_time(), domain=DOMAIN,
+        self.context = make_context(
+            manifest=manifest, data=DataManifest([Shard(self.shard.hex(), 1000, 1000)], []), deals=Deals(rules, 1, 4),
+            signer=self.signer, exchange=self, gossip=gossip, client=self, now=lambda: self.now(), blobs=self.store,
+            directory=folder, metrics=self.metrics,
+            on_sealed=lambda sealed, counted: self.counted.append(counted),
         )  # fmt: skip
+        self.now: Callable[[], float] = lambda: START + trio.current_time()
         self.domain = DOMAIN
 
     async def _publish(self, topic: str, data: bytes) -> None:
@@ -151,7 +146,7 @@ class Scene:
     def play(self, program: Callable[[Session], Awaitable[None]]) -> None:
         async def main() -> None:
             start = trio.current_time()
-            self.context.now = lambda: START + trio.current_time() - start
+            self.now = lambda: START + trio.current_time() - start
             slot = self.ledger.view.slot_of(self.account)
             assert slot is not None
             trainer: Any = self.trainer
@@ -168,7 +163,7 @@ class Scene:
     async def _follow(self, session: Session) -> None:
         while True:
             await trio.sleep(0.5)
-            self.ledger.now = self.context.now()
+            self.ledger.now = self.now()
             self.ledger.block += 1
             session.on_ledger(self.ledger.kept.copy(), self.ledger.block)
 
@@ -188,7 +183,7 @@ def test_rounds_are_trained_signed_sealed_and_adopted(scene: Scene) -> None:
 
     scene.play(program)
     assert scene.trainer.trained == [0, 1, 2] and scene.counted == [True] * ROUNDS
-    assert sorted(scene.book.contributions(RUN, 0)) == [0, 1, 2]
+    assert sorted(scene.signer.contributions(RUN, 0)) == [0, 1, 2]
     assert scene.store.has(name_of(ROUNDS))
     assert scene.trainer.samples == [((20 * round, 20 * round + 20),) for round in range(ROUNDS)], "each lot once"
 
@@ -198,9 +193,9 @@ def test_a_round_waits_for_its_training_data_and_says_so(scene: Scene) -> None:
     scene.store.remove(scene.shard)
 
     async def program(session: Session) -> None:
-        await scene.until(lambda: session.machine is not None and bool(session.machine.failing(scene.context.now())))
+        await scene.until(lambda: session.machine is not None and bool(session.machine.failing(scene.now())))
         assert session.machine is not None and not scene.trainer.trained
-        told.append(session.machine.waiting_for(scene.context.now()))
+        told.append(session.machine.waiting_for(scene.now()))
         scene.store.put(content)
         await scene.until(lambda: session.machine is not None and session.machine.version == ROUNDS)
 
@@ -214,11 +209,11 @@ def test_a_full_disk_is_told_and_waited_out_and_nothing_is_lost(scene: Scene) ->
     told: list[str] = []
 
     async def program(session: Session) -> None:
-        await scene.until(lambda: session.machine is not None and bool(session.machine.failing(scene.context.now())))
+        await scene.until(lambda: session.machine is not None and bool(session.machine.failing(scene.now())))
         assert session.machine is not None
-        told.extend(one.reason for one in session.machine.failing(scene.context.now()))
+        told.extend(one.reason for one in session.machine.failing(scene.now()))
         await scene.until(lambda: session.machine is not None and session.machine.version == ROUNDS)
-        assert session.machine.diverged is None and not session.machine.failing(scene.context.now())
+        assert session.machine.diverged is None and not session.machine.failing(scene.now())
 
     scene.play(program)
     assert told == ["No space left on device"]
@@ -264,6 +259,22 @@ def test_what_came_too_early_is_judged_once_our_view_of_the_ledger_is_there(scen
     assert heard == [0, 1]
 
 
+def test_a_machine_whose_arithmetic_contradicts_what_it_signed_stops_contributing(scene: Scene) -> None:
+    def refuse(*_: object) -> bytes:
+        raise Contradiction("another next version was signed for the same contributions")
+
+    scene.signer.sign_seal = refuse  # type: ignore[method-assign]
+    reasons: list[str | None] = []
+
+    async def program(session: Session) -> None:
+        await scene.until(lambda: session.machine is not None and session.machine.diverged is not None)
+        assert session.machine is not None
+        reasons.append(session.machine.diverged)
+
+    scene.play(program)
+    assert reasons == ["version 1 differs from its seal: another next version was signed for the same contributions"]
+
+
 def test_a_refused_transaction_is_sent_again(scene: Scene) -> None:
     scene.refusals = 2
 
@@ -285,22 +296,22 @@ def test_it_ends_when_the_slot_is_no_longer_ours(scene: Scene) -> None:
 
 def test_without_the_record_of_what_was_signed_nothing_is_signed_that_might_contradict_it(scene: Scene) -> None:
     told: list[str] = []
-    scene.trainer.fresh = False  # its state has rounds that the book knows nothing of
+    scene.trainer.fresh = False  # its state has rounds of which nothing signed is known
 
     async def program(session: Session) -> None:
-        await scene.until(lambda: session.machine is not None and bool(session.machine.failing(scene.context.now())))
+        await scene.until(lambda: session.machine is not None and bool(session.machine.failing(scene.now())))
         assert session.machine is not None
-        told.extend(one.reason for one in session.machine.failing(scene.context.now()))
+        told.extend(one.reason for one in session.machine.failing(scene.now()))
 
     scene.play(program)
-    assert "signed.sqlite: put the file back" in told[0] and not scene.book.contributions(RUN, 0)
+    assert "signed.sqlite: put the file back" in told[0] and not scene.signer.contributions(RUN, 0)
 
 
 def test_a_clock_that_was_set_back_has_the_session_begin_anew(scene: Scene) -> None:
     async def program(session: Session) -> None:
         await scene.until(lambda: session.machine is not None)
-        true = scene.context.now
-        scene.context.now = lambda: true() - 3600
+        true = scene.now
+        scene.now = lambda: true() - 3600
         await trio.sleep_forever()
 
     with pytest.raises(ExceptionGroup) as raised:

@@ -10,11 +10,13 @@ import trio
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ledger.typed import STATE_RESET, Contribution, SignedContribution
-from dlx.node.daemon.slot.statement_validator import Past
-from dlx.node.round.faults import ActionFailed, BadStatement, LocalFault
+from dlx.node.daemon.slot.open_slot import OpenSlot
+from dlx.node.daemon.slot.statement_validator import StatementValidator
+from dlx.node.round.actions import ActionFailed, BadStatement, LocalFault
 from dlx.node.round.rules.round_rules import Rules
-from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Wrong
+from dlx.node.trainer.client import BlobTrouble, LocalTrouble, UnusableInput
 from dlx.p2p.exchange import BlobNotFound
+from tests.node.daemon.contexts import make_context
 from tests.node.round.simulation import Simulation, digest, make_rules
 
 RULES = make_rules(delay=1, alpha=0.5)
@@ -54,10 +56,10 @@ class World:
         self.mended += blobs
 
     def check(self, statement: Contribution, rules: Rules = RULES) -> None:
-        context: Any = SimpleNamespace(exchange=self, store=self.store, account="0x2", peer_of=lambda account: None)
+        context = make_context(exchange=self, blobs=self.store)
         versions: Any = SimpleNamespace(mend=self.mend, plan=lambda view, round: RULES.plan)
         trainer: Any = SimpleNamespace(start=self.start)
-        past = Past(context, rules, 0, trainer, versions)
+        past = StatementValidator(OpenSlot(context, rules, 0, 0, trainer, versions))
         past.__dict__["_unused"] = digest("no moments")
         view: Any = SimpleNamespace(
             next_round=lambda stage: self.sealed, weights=lambda stage, version: BASE, sealed=_Sealed()
@@ -115,7 +117,7 @@ def test_one_that_does_not_is_refused(tmp_path: Path, changes: dict[str, Any], r
 def test_a_start_that_has_a_residual_in_it_is_left_to_level_3(tmp_path: Path) -> None:
     first, second = _statements()
     rules, hidden = make_rules(delay=1, alpha=0.5, ahead=0.5), replace(second, weights_before=digest("hidden"))
-    World(tmp_path / "asks nobody", [first], answers=[Wrong("nobody can")]).check(hidden, rules)
+    World(tmp_path / "asks nobody", [first], answers=[UnusableInput("nobody can")]).check(hidden, rules)
     for changes in ({"start_payload": bytes(32)}, {"change_before": bytes(32)}, {"flags": STATE_RESET}):
         with pytest.raises(BadStatement):
             World(tmp_path / "other", [first]).check(replace(hidden, **changes), rules)
@@ -130,7 +132,7 @@ def test_a_start_that_has_a_residual_in_it_is_left_to_level_3(tmp_path: Path) ->
 def test_a_payload_in_its_start_that_is_none_is_refused(tmp_path: Path) -> None:
     first, second = _statements()
     with pytest.raises(BadStatement) as error:
-        World(tmp_path, [first], answers=[Wrong("a nibble is -8")]).check(second)
+        World(tmp_path, [first], answers=[UnusableInput("a nibble is -8")]).check(second)
     assert error.value.reason == "wrong_start"
 
 

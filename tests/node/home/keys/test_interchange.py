@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dlx.ledger.typed import account_of
 from dlx.node.home.errors import Failure
-from dlx.node.home.keys.encrypted_file import label, seal, unseal
+from dlx.node.home.keys.encrypted_file import decrypt, encrypt, label
 from dlx.node.home.keys.interchange import pack, unpack
 from dlx.node.home.keys.slashing_protection import Entries, SignedSeal
 from tests.node.home.keys.test_slashing_protection import ACCOUNT, DOMAIN, KEY
@@ -45,7 +45,7 @@ def test_every_flipped_byte_and_every_other_password_is_refused() -> None:
     made = pack(ACCOUNT, SOME, "password", CHEAP)
     with pytest.raises(Failure, match="the password does not open it"):
         unpack(made, ACCOUNT, "passwort")
-    for at in range(0, len(made), 17):  # test_sealed.py has each one
+    for at in range(0, len(made), 17):  # test_encrypted_file.py has each one
         damaged = made[:at] + bytes((made[at] ^ 1,)) + made[at + 1 :]
         with pytest.raises(Failure):
             unpack(damaged, ACCOUNT, "password")
@@ -80,9 +80,9 @@ def test_a_bundle_of_another_account_is_refused_before_its_password_is_tried() -
 )
 def test_wellformed_nonsense_is_refused(change: dict, said: str) -> None:
     made = pack(ACCOUNT, SOME, "password", CHEAP)
-    plain = msgpack.packb({**msgpack.unpackb(unseal(made, "password")), **change})
+    plain = msgpack.packb({**msgpack.unpackb(decrypt(made, "password")), **change})
     with pytest.raises(Failure, match=said):
-        unpack(seal(plain, "password", label(made), CHEAP), ACCOUNT, "password")
+        unpack(encrypt(plain, "password", label(made), CHEAP), ACCOUNT, "password")
     for torn in (plain[:-1], plain + b"\0", b"", b"\xc1", b"\x81\x91\x01\x02"):
         with pytest.raises(Failure, match=r"no bundle|has format None"):
-            unpack(seal(torn, "password", label(made), CHEAP), ACCOUNT, "password")
+            unpack(encrypt(torn, "password", label(made), CHEAP), ACCOUNT, "password")

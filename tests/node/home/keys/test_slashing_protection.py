@@ -1,4 +1,4 @@
-"""The book of what was signed: nobody gets a second statement about a round out of it."""
+"""What was signed: nobody gets a second signed statement about a round."""
 
 import signal
 import sqlite3
@@ -12,9 +12,22 @@ from typing import Any
 import pytest
 
 from dlx.ground.constants import NO_HASH, UNIT
-from dlx.ledger.typed import Contribution, Domain, Outcome, Plan, Record, Seal, account_of, sign
+from dlx.ledger.typed import (
+    FALSE,
+    Contribution,
+    Domain,
+    Outcome,
+    Plan,
+    Record,
+    Report,
+    Seal,
+    Verdict,
+    account_of,
+    recover,
+    sign,
+)
 from dlx.node.home.errors import Failure
-from dlx.node.home.keys.slashing_protection import Contradiction, Entries, SignedBook
+from dlx.node.home.keys.slashing_protection import Contradiction, Entries, SlashingProtection
 
 KEY = b"\x07" * 32
 ACCOUNT = account_of(KEY)
@@ -46,32 +59,32 @@ def seal(
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> SignedBook:
-    return SignedBook(tmp_path / "signed.sqlite", ACCOUNT)
+def protection(tmp_path: Path) -> SlashingProtection:
+    return SlashingProtection(tmp_path / "signed.sqlite", KEY, DOMAIN)
 
 
-def test_a_round_is_contributed_to_once(book: SignedBook, tmp_path: Path) -> None:
-    first = book.sign_contribution(contribution(), DOMAIN, KEY)
+def test_a_round_is_contributed_to_once(protection: SlashingProtection, tmp_path: Path) -> None:
+    first = protection.sign_contribution(contribution())
     first.verify(DOMAIN)
-    book.close()
-    book = SignedBook(tmp_path / "signed.sqlite", ACCOUNT)
-    assert book.sign_contribution(contribution(), DOMAIN, KEY) == first, "asked again: the same bytes"
+    protection.close()
+    protection = SlashingProtection(tmp_path / "signed.sqlite", KEY, DOMAIN)
+    assert protection.sign_contribution(contribution()) == first, "asked again: the same bytes"
     with pytest.raises(Contradiction, match="another contribution in round 4 of stage 0"):
-        book.sign_contribution(contribution(payload=2), DOMAIN, KEY)
+        protection.sign_contribution(contribution(payload=2))
     others = (contribution(round=5), contribution(stage=1, payload=2), contribution(run=b"s" * 32, payload=2))
     for other in others:  # another round, stage or run is another statement
-        book.sign_contribution(other, DOMAIN, KEY)
-    assert {round: signed.contribution for round, signed in book.contributions(RUN, 0).items()} == {
+        protection.sign_contribution(other)
+    assert {round: signed.contribution for round, signed in protection.contributions(RUN, 0).items()} == {
         4: contribution(), 5: contribution(round=5)
     }  # fmt: skip
 
 
-def test_changing_stage_and_coming_back_within_a_round_signs_the_same_statement(book: SignedBook) -> None:
-    first = book.sign_contribution(contribution(stage=0), DOMAIN, KEY)
-    book.sign_contribution(contribution(stage=1), DOMAIN, KEY)
+def test_changing_stage_and_coming_back_within_a_round_signs_the_same_statement(protection: SlashingProtection) -> None:
+    first = protection.sign_contribution(contribution(stage=0))
+    protection.sign_contribution(contribution(stage=1))
     with pytest.raises(Contradiction):
-        book.sign_contribution(contribution(stage=0, payload=2), DOMAIN, KEY)
-    assert book.contributions(RUN, 0) == {4: first}
+        protection.sign_contribution(contribution(stage=0, payload=2))
+    assert protection.contributions(RUN, 0) == {4: first}
 
 
 def other(seal: Seal, outcome: dict[str, Any], record: dict[str, Any], **changes: Any) -> Seal:
@@ -100,22 +113,22 @@ RECORDED = {"statement": digest(61), "loss": 2, "exchange": 7}  # likewise
     ],
 )
 def test_correct_seals_of_one_round_are_all_signed(
-    book: SignedBook, outcome: dict, record: dict, changes: dict
+    protection: SlashingProtection, outcome: dict, record: dict, changes: dict
 ) -> None:
     for one in (seal(), other(seal(), outcome, record, **changes), seal()):
-        assert book.sign_seal(one, DOMAIN, KEY) == sign(one.digest(DOMAIN), KEY)
+        assert protection.sign_seal(one) == sign(one.digest(DOMAIN), KEY)
 
 
 @pytest.mark.parametrize("field", ["weights", "momentum", "weights_root", "momentum_root"])
 @pytest.mark.parametrize(("planned", "record"), [({}, {}), (PLANNED, {}), ({}, RECORDED)])
 def test_two_outcomes_of_the_same_contributions_are_not(
-    book: SignedBook, tmp_path: Path, field: str, planned: dict, record: dict
+    protection: SlashingProtection, tmp_path: Path, field: str, planned: dict, record: dict
 ) -> None:
-    book.sign_seal(seal(), DOMAIN, KEY)
-    book.close()
-    again = SignedBook(tmp_path / "signed.sqlite", ACCOUNT)
+    protection.sign_seal(seal())
+    protection.close()
+    again = SlashingProtection(tmp_path / "signed.sqlite", KEY, DOMAIN)
     with pytest.raises(Contradiction, match="another outcome of the same contributions in round 4 of stage 0"):
-        again.sign_seal(other(seal(), {field: digest(61)} | planned, record), DOMAIN, KEY)
+        again.sign_seal(other(seal(), {field: digest(61)} | planned, record))
     assert [one.seal for one in again.entries().seals] == [seal()]
 
 
@@ -123,58 +136,58 @@ def test_a_kill_between_storing_and_sending_repeats_the_same_bytes(tmp_path: Pat
     code = (
         "import os, signal, sys; from pathlib import Path\n"
         "from tests.node.home.keys.test_slashing_protection import *\n"
-        "signed = SignedBook(Path(sys.argv[1]), ACCOUNT).sign_contribution(contribution(), DOMAIN, KEY)\n"
+        "signed = SlashingProtection(Path(sys.argv[1]), KEY, DOMAIN).sign_contribution(contribution())\n"
         "sys.stdout.write(signed.encode().hex()); sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     path = tmp_path / "signed.sqlite"
     killed = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    book = SignedBook(path, ACCOUNT)
-    (kept,) = book.contributions(RUN, 0).values()
+    protection = SlashingProtection(path, KEY, DOMAIN)
+    (kept,) = protection.contributions(RUN, 0).values()
     assert kept.encode().hex() == killed.stdout
     with pytest.raises(Contradiction):
-        book.sign_contribution(contribution(payload=2), DOMAIN, KEY)
+        protection.sign_contribution(contribution(payload=2))
 
 
-def test_nothing_is_signed_that_is_not_stored(book: SignedBook, tmp_path: Path) -> None:
-    book._db.execute("PRAGMA max_page_count = 6")  # a full disk, as SQLite tells it
+def test_nothing_is_signed_that_is_not_stored(protection: SlashingProtection, tmp_path: Path) -> None:
+    protection._db.execute("PRAGMA max_page_count = 6")  # a full disk, as SQLite tells it
     with pytest.raises(OSError, match="full") as info:
         for round in range(100):
-            book.sign_contribution(contribution(round=round), DOMAIN, KEY)
+            protection.sign_contribution(contribution(round=round))
     assert info.value.filename == str(tmp_path / "signed.sqlite")
-    assert len(book.contributions(RUN, 0)) == round
-    book._db.execute("PRAGMA max_page_count = 1000")  # there is room again
-    book.sign_contribution(contribution(round=round), DOMAIN, KEY)
+    assert len(protection.contributions(RUN, 0)) == round
+    protection._db.execute("PRAGMA max_page_count = 1000")  # there is room again
+    protection.sign_contribution(contribution(round=round))
 
 
-def test_each_account_has_its_own_entries(book: SignedBook, tmp_path: Path) -> None:
-    book.sign_contribution(contribution(), DOMAIN, KEY)
+def test_each_account_has_its_own_entries(protection: SlashingProtection, tmp_path: Path) -> None:
+    protection.sign_contribution(contribution())
     other = account_of(b"\x09" * 32)
-    theirs = SignedBook(tmp_path / "signed.sqlite", other)
+    theirs = SlashingProtection(tmp_path / "signed.sqlite", b"\x09" * 32, DOMAIN)
     assert theirs.contributions(RUN, 0) == {}
-    theirs.sign_contribution(replace(contribution(payload=2), account=other), DOMAIN, b"\x09" * 32)
-    assert len(book.entries().contributions) == len(theirs.entries().contributions) == 1
+    theirs.sign_contribution(replace(contribution(payload=2), account=other))
+    assert len(protection.entries().contributions) == len(theirs.entries().contributions) == 1
 
 
-def test_the_file_is_private_and_synced_at_each_commit(book: SignedBook, tmp_path: Path) -> None:
-    book.sign_contribution(contribution(), DOMAIN, KEY)
+def test_the_file_is_private_and_synced_at_each_commit(protection: SlashingProtection, tmp_path: Path) -> None:
+    protection.sign_contribution(contribution())
     for path in tmp_path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-    assert book._db.execute("PRAGMA synchronous").fetchone() == (2,)
-    assert book._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert protection._db.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert protection._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_merging_adds_all_or_nothing(book: SignedBook, tmp_path: Path) -> None:
+def test_merging_adds_all_or_nothing(protection: SlashingProtection, tmp_path: Path) -> None:
     for round in range(3):
-        book.sign_contribution(contribution(round=round), DOMAIN, KEY)
-        book.sign_seal(seal(round=round), DOMAIN, KEY)
-    entries = book.entries()
+        protection.sign_contribution(contribution(round=round))
+        protection.sign_seal(seal(round=round))
+    entries = protection.entries()
     (tmp_path / "moved").mkdir()
-    moved = SignedBook(tmp_path / "moved" / "signed.sqlite", ACCOUNT)
+    moved = SlashingProtection(tmp_path / "moved" / "signed.sqlite", KEY, DOMAIN)
     assert moved.merge(entries) == 6 and moved.merge(entries) == 0
     assert moved.entries() == entries
     with pytest.raises(Contradiction):
-        moved.sign_contribution(contribution(round=2, payload=2), DOMAIN, KEY)
+        moved.sign_contribution(contribution(round=2, payload=2))
     news = contribution(round=9).sign(DOMAIN, KEY)
     for clash in (
         Entries((news, contribution(round=1, payload=2).sign(DOMAIN, KEY)), ()),
@@ -185,19 +198,29 @@ def test_merging_adds_all_or_nothing(book: SignedBook, tmp_path: Path) -> None:
         assert moved.entries() == entries
 
 
-def test_a_file_that_is_no_book_is_named_and_left_alone(tmp_path: Path) -> None:
+def test_reports_and_verdicts_are_signed_but_no_verdict_about_own_work(protection: SlashingProtection) -> None:
+    report = Report(RUN, 4, 0, 1_800_000_000_000, (digest(1),), ())
+    assert recover(report.digest(DOMAIN), protection.sign_report(report)) == ACCOUNT
+    verdict = Verdict(RUN, 0, 4, account_of(b"\x09" * 32), digest(1), FALSE, digest(2))
+    assert protection.sign_verdict(verdict).signer(DOMAIN) == ACCOUNT
+    with pytest.raises(ValueError, match="about its own work"):
+        protection.sign_verdict(replace(verdict, account=ACCOUNT))
+    assert protection.entries() == Entries((), ())
+
+
+def test_a_file_that_is_no_store_is_named_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "signed.sqlite"
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(Failure, match=r"signed\.sqlite is damaged.*restore it"):
-        SignedBook(path, ACCOUNT)
+        SlashingProtection(path, KEY, DOMAIN)
     assert path.read_bytes() == b"no database" * 1000
     path.unlink()
-    SignedBook(path, ACCOUNT).close()
+    SlashingProtection(path, KEY, DOMAIN).close()
     with sqlite3.connect(path) as later:
         later.execute("PRAGMA user_version = 3")
     with pytest.raises(Failure, match="written by a later version"):
-        SignedBook(path, ACCOUNT)
+        SlashingProtection(path, KEY, DOMAIN)
     with sqlite3.connect(path) as earlier:
         earlier.execute("PRAGMA user_version = 1")
     with pytest.raises(Failure, match=r"written by an earlier version.*move it away"):
-        SignedBook(path, ACCOUNT)
+        SlashingProtection(path, KEY, DOMAIN)

@@ -45,7 +45,7 @@ def verdict(drawn: Drawn, checker: str, finding: Finding) -> ReportedVerdict:
         account=to_canonical_address(drawn.account), statement=drawn.statement, finding=int(finding),
         segment=drawn.segment, checker=to_canonical_address(checker),
     )  # fmt: skip
-    return ReportedVerdict.make(report, DOMAIN, KEYS[checker])
+    return ReportedVerdict.make(report, lambda verdict: verdict.sign(DOMAIN, KEYS[checker]))
 
 
 def order(view: RunView, case: Case) -> list[str]:

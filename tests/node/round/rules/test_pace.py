@@ -40,8 +40,8 @@ def _seen(delay: int, laps: float, late: float = 0.0, grace: float = 0.0) -> Pac
     pace = Pace("me", delay, grace, None)
     for round in range(5):
         pace.opened(round, 30.0 * round)
-        pace.came(round, "other", STEPS, 30.0 * round + laps + (late if round == 4 else 0.0))
-        pace.came(round, "me", STEPS, 30.0 * round + 20)
+        pace.contributed(round, "other", STEPS, 30.0 * round + laps + (late if round == 4 else 0.0))
+        pace.contributed(round, "me", STEPS, 30.0 * round + 20)
         pace.trained(round, STEPS, 20.0, 0.5)
     pace.sealed({round: frozenset(("me", "other")) for round in range(5)})
     return pace
@@ -64,7 +64,7 @@ def test_who_is_still_at_the_round_before_ends_that_first() -> None:
     pace.opened(5, 130.0)
     pace.opened(6, 150.0)  # we are done with round 5 at 150; the other began it at 144, and will be at 159
     assert pace.steps(6, STEPS, ("me", "other"), 150.0) == STEPS, "it ends at 174"
-    pace.came(5, "other", STEPS, 150.5)
+    pace.contributed(5, "other", STEPS, 150.5)
     assert pace.steps(6, STEPS, ("me", "other"), 151.0) == 29, "sooner than expected: it ends at 165.5"
 
 
@@ -73,7 +73,7 @@ def test_who_is_a_little_late_does_all_steps_where_the_next_round_trains_meanwhi
     for grace, steps in ((100.0, STEPS), (2.0, 33)):
         pace = _seen(1, 20.0, grace=grace)
         pace.opened(5, 130.0)
-        pace.came(5, "other", STEPS, 150.0)
+        pace.contributed(5, "other", STEPS, 150.0)
         pace.opened(6, 150.0)
         assert pace.steps(6, STEPS, ("me", "other"), 153.5) == steps
 
@@ -104,8 +104,8 @@ def _walked(delay: int, slowness: float, rounds: int, fixed: float = 1.0) -> lis
         seconds = slowness * (fixed + steps * step)
         other = TRIAL_STEPS if round == 0 else STEPS
         ended = max(ended, pace._opened[round]) + fixed + other * step
-        pace.came(round, "fast", other, ended)
-        pace.came(round, "slow", steps, start + seconds)
+        pace.contributed(round, "fast", other, ended)
+        pace.contributed(round, "slow", steps, start + seconds)
         pace.trained(round, steps, seconds, slowness * step)
         sealed = max(ended, start + seconds)
         pace.opened(round + delay + 1, sealed)

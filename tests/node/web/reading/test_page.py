@@ -134,7 +134,7 @@ def test_verdicts_that_the_folders_nodes_heard_mark_the_work(stated: StatedRun, 
             statement=bytes([0, 0, replica, 2]) * 8, segment=0, reasons=("<b>weights</b> differ",),
             checker=to_canonical_address(checker),
         )  # fmt: skip
-        store.add(ReportedVerdict.make(report, domain, bytes([key]) * 32))
+        store.add(ReportedVerdict.make(report, lambda verdict, key=key: verdict.sign(domain, bytes([key]) * 32)))
     store.close()
     page = page_of(stated, (tmp_path / "blobs",))
     assert [cell.finding for cell in page.rows[-1].stages[0].cells] == ["honest", "false", ""], "the worst of each"

@@ -9,39 +9,39 @@ import trio
 from dlx.ground.backoff import Backoff
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.messages import contributions_topic, seals_topic
-from dlx.node.daemon.slot.message_pool import Shelf
+from dlx.node.daemon.slot.message_pool import MessagePool
 from dlx.node.home import logs
 from dlx.p2p import wire
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.message_sync import MessageSync
 from dlx.p2p.streams import StreamBroken
 
-ASK_SECONDS = 2.0  # between two questions while records come
+ASK_SECONDS = 2.0  # between two questions while messages come
 log = logs.get(__name__)
 
 
-class Asking:
-    """`hear(record, peer)` takes what comes; it says whether that was a record at all. `view` is the newest. `longest`:
+class MissedMessages:
+    """`hear(data, peer)` takes what comes; it says whether that was a message at all. `view` is the newest. `longest`:
     seconds between two questions where nothing changes."""
 
     def __init__(
         self,
         gossip: Gossip,
-        records: MessageSync,
-        shelf: Shelf,
+        messages: MessageSync,
+        pool: MessagePool,
         view: Callable[[], RunView],
         hear: Callable[[bytes, str], bool],
         longest: float,
     ) -> None:
-        self._gossip, self._records, self._shelf, self._view, self._hear = gossip, records, shelf, view, hear
+        self._gossip, self._messages, self._pool, self._view, self._hear = gossip, messages, pool, view, hear
         self._random, self._waits = Random(), Backoff(ASK_SECONDS, max(ASK_SECONDS, longest))
 
     async def run(self) -> None:
         """Until it is cancelled; never raises."""
         before, quiet, due = None, 0, 0.0
         while True:
-            wanted = self._shelf.wanted(self._view())
-            held = [(place, frozenset(self._shelf.ids(*place))) for place in wanted]
+            wanted = self._pool.wanted(self._view())
+            held = [(place, frozenset(self._pool.ids(*place))) for place in wanted]
             if held != before:
                 before, quiet, due = held, 0, 0.0
             if trio.current_time() >= due:
@@ -62,11 +62,11 @@ class Asking:
         if peer is None:
             return
         try:
-            found = await self._records.ask(peer, stage, round, seals, self._shelf.ids(stage, round, seals))
+            found = await self._messages.ask(peer, stage, round, seals, self._pool.ids(stage, round, seals))
         except (StreamBroken, trio.TooSlowError, wire.WireError) as error:
-            log.debug("no records", peer=peer, error=repr(error))
+            log.debug("no messages", peer=peer, error=repr(error))
             return
-        for record in found:
-            if not self._hear(record, peer):
-                return  # who has it on its shelf has checked it
+        for data in found:
+            if not self._hear(data, peer):
+                return  # who has it in its pool has checked it
             await trio.sleep(0)

@@ -1,4 +1,4 @@
-"""Real peers that gossip and ask: whatever is lost on the way, all have every record of the open round in the end."""
+"""Real peers that gossip and ask: whatever is lost on the way, all have every message of the open round in the end."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,9 +9,9 @@ from trio.testing import MockClock
 
 from dlx.ledger.typed import sign
 from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, event_of, message_of, seals_topic
-from dlx.node.daemon.slot import message_sync
-from dlx.node.daemon.slot.message_pool import Shelf
-from dlx.node.daemon.slot.message_sync import Asking
+from dlx.node.daemon.slot import missed_messages
+from dlx.node.daemon.slot.message_pool import MessagePool
+from dlx.node.daemon.slot.missed_messages import MissedMessages
 from dlx.node.round import actions as a
 from dlx.p2p import wire
 from dlx.p2p.gossip import Gossip
@@ -21,13 +21,13 @@ from tests.node.round.simulation import DOMAIN, RUN, Member, Simulation, digest,
 from tests.p2p.network import HELLO, meet, running, until
 
 REPLICAS, STAGES = 4, 2
-RECORDS = {
+MESSAGES = {
     stage: 4 + 4 + 4 for stage in range(STAGES)
 }  # own stage's contributions and votes, the other's contributions
 
 
 class Peer:
-    """A member's host, gossip and shelf, without the rest of a node."""
+    """A member's host, gossip and pool, without the rest of a node."""
 
     def __init__(self, index: int, sim: Simulation, member: Member, bootstrap: tuple[str, ...]) -> None:
         self.rejected: list[str] = []
@@ -37,23 +37,23 @@ class Peer:
         )  # fmt: skip
         self.id = self.host.peer_id
         self.sim, self.member, self.stage = sim, member, member.machine.stage
-        self.shelf = Shelf(self.stage)
+        self.pool = MessagePool(self.stage)
         choice = [seals_topic(RUN, stage) for stage in range(MAX_STAGES)]
         self.gossip = Gossip(self.host, (contributions_topic(RUN),), choice)
-        records = MessageSync(self.host, self.shelf.beyond)
-        self.asking = Asking(self.gossip, records, self.shelf, lambda: sim.view, self.hear, 0.4)
+        records = MessageSync(self.host, self.pool.beyond)
+        self.missed = MissedMessages(self.gossip, records, self.pool, lambda: sim.view, self.hear, 0.4)
         self.deaf = False
 
     def hear(self, data: bytes, peer: str) -> bool:
         event = event_of(data, peer, RUN, DOMAIN)
         assert event is not None
-        self.shelf.put(event, data, self.sim.view)
+        self.pool.put(event, data, self.sim.view)
         return True
 
     async def live(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         await self.gossip.follow(seals_topic(RUN, self.stage))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.asking.run)
+            nursery.start_soon(self.missed.run)
             task_status.started()
             async for item in self.gossip.messages:
                 if not self.deaf:
@@ -67,14 +67,14 @@ class Peer:
             a.GossipAttestation(0, seal, sign(seal, self.member.key)),
         ]
         for statement in said:
-            data = wire.encode(message_of(statement, RUN, self.stage, DOMAIN, self.member.key, 0))
+            data = wire.encode(message_of(statement, RUN, self.stage, 0, self.member.sign_report))
             self.hear(data, "")
             contributes = isinstance(statement, a.GossipContribution)
             await self.gossip.publish(contributions_topic(RUN) if contributes else seals_topic(RUN, self.stage), data)
 
     def has_all(self) -> bool:
-        held = sum(len(self.shelf.ids(stage, 0, True)) for stage in range(STAGES))
-        return held == RECORDS[self.stage]
+        held = sum(len(self.pool.ids(stage, 0, True)) for stage in range(STAGES))
+        return held == MESSAGES[self.stage]
 
 
 @asynccontextmanager
@@ -100,7 +100,7 @@ async def members(late: int = 0) -> AsyncIterator[tuple[list[Peer], trio.Nursery
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_sync, "ASK_SECONDS", 0.2)
+    monkeypatch.setattr(missed_messages, "ASK_SECONDS", 0.2)
 
 
 def test_what_gossip_loses_comes_on_request() -> None:
@@ -122,13 +122,13 @@ def test_what_gossip_loses_comes_on_request() -> None:
     trio.run(main)
 
 
-def test_who_comes_late_gets_all_records_of_the_open_round() -> None:
+def test_who_comes_late_gets_all_messages_of_the_open_round() -> None:
     async def main() -> None:
         async with members(late=1) as (peers, nursery):
             *early, late = peers
             for peer in early:
                 await peer.speak()
-            await until(lambda: all(len(peer.shelf.ids(peer.stage, 0, False)) >= 3 for peer in early))
+            await until(lambda: all(len(peer.pool.ids(peer.stage, 0, False)) >= 3 for peer in early))
             async with late.host.run():
                 await nursery.start(late.live)
                 await late.speak()
@@ -140,7 +140,7 @@ def test_who_comes_late_gets_all_records_of_the_open_round() -> None:
 def test_where_nothing_changes_there_are_few_questions_and_news_is_asked_after_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(message_sync, "ASK_SECONDS", 2.0)
+    monkeypatch.setattr(missed_messages, "ASK_SECONDS", 2.0)
     asked: list[float] = []
 
     class Elsewhere:
@@ -151,14 +151,14 @@ def test_where_nothing_changes_there_are_few_questions_and_news_is_asked_after_a
             asked.append(trio.current_time())
             return []
 
-    class Held(Shelf):
+    class Held(MessagePool):
         held: list[bytes] = []  # noqa: RUF012
 
         def ids(self, stage: int, round: int, seals: bool) -> list[bytes]:
             return self.held
 
-    sim, shelf, others = Simulation(make_rules(), replicas=2, seed=0), Held(0), Elsewhere()
-    one = Asking(others, others, shelf, lambda: sim.view, lambda *_: True, 10.0)  # type: ignore[arg-type]
+    sim, pool, others = Simulation(make_rules(), replicas=2, seed=0), Held(0), Elsewhere()
+    one = MissedMessages(others, others, pool, lambda: sim.view, lambda *_: True, 10.0)  # type: ignore[arg-type]
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -166,7 +166,7 @@ def test_where_nothing_changes_there_are_few_questions_and_news_is_asked_after_a
             await trio.sleep(100)
             quiet = len(asked)
             assert 9 <= quiet <= 16, "not every two seconds"
-            shelf.held = [b"news"]
+            pool.held = [b"news"]
             await trio.sleep(3)
             assert len(asked) > quiet
             nursery.cancel_scope.cancel()
