@@ -81,7 +81,7 @@ def somebody_is_here() -> bool:
     idle = _said("xprintidle").strip() if os.environ.get("DISPLAY") else ""
     if idle.isdecimal():
         return int(idle) < 1000 * QUIET_SECONDS
-    told = _said("loginctl", "show-slot", "slot0", "-p", "IdleHint", "-p", "IdleSinceHint").split()
+    told = _said("loginctl", "show-seat", "seat0", "-p", "IdleHint", "-p", "IdleSinceHint").split()
     return "IdleHint=no" in told and "IdleSinceHint=0" not in told
 
 
