@@ -9,8 +9,8 @@ from typing import Any
 
 from dlx.ground import stopping
 from dlx.node.cli import options
-from dlx.node.home.config import is_loopback
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.values import is_loopback
 
 
 def asked(bind: str, token_file: Path | None) -> tuple[str, int, str | None]:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from decimal import Decimal
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from coincurve import PrivateKey
-from msgspec.structs import replace
 
 from dlx.ground import durable, places
 from dlx.ledger.abi import checksum
 from dlx.node.home import extras
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
+from dlx.node.home.settings import Settings
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient

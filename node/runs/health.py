@@ -19,11 +19,12 @@ import psutil
 from dlx.ground.places import nearest
 from dlx.node import version
 from dlx.node.home import extras
-from dlx.node.home.config import Settings, shown_urls
+from dlx.node.home.config import shown_urls
 from dlx.node.home.datadir import DataDir, NotPrivate
 from dlx.node.home.diagnostics import FAIL, PASS, WARN, Finding
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.formatting import size
+from dlx.node.home.settings import Settings
 from dlx.training.models.placement import cores
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dlx.node.audit import Report
     from dlx.node.audit.inner import Choice
     from dlx.node.audit.sources.places import Places
-    from dlx.node.home.config import Settings
     from dlx.node.home.datadir import DataDir
+    from dlx.node.home.settings import Settings
 
 
 def _pin(given: str | None) -> Pin | None:
@@ -67,7 +67,9 @@ DeviceOption = Annotated[
 ]
 
 
+@options.of_folder(*options.LEDGER, "bootstrap")
 def command(
+    given: options.Given,
     run: options.RunOption = None,
     head: HeadOption = None,
     level: LevelOption = 2,
@@ -76,12 +78,6 @@ def command(
     replica: ReplicaOption = None,
     device: DeviceOption = None,
     blobs: options.BlobsOption = None,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    bootstrap: options.BootstrapOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Recount every seal from the chain's events and replay every outer step, bit for bit, from the payloads.
@@ -94,9 +90,7 @@ def command(
     chain node is silent, there is no such run, a folder cannot be read), 4 nothing is FAIL, but a WARN or SKIP leaves
     open whether all holds.
     """
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
-    )
+    folder, settings = options.folder(given)
     from dlx.node.audit.sources.places import Places
 
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())

@@ -9,16 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from dlx.node.cli import options
-from dlx.node.home import config, extras
+from dlx.node.home import extras
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.values import is_loopback
 
 
+@options.of_folder("chain_id")
 def command(
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
+    given: options.Given,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8545,
-    chain_id: options.ChainIdOption = None,
     block_time: Annotated[
         float | None,
         typer.Option(
@@ -37,13 +37,13 @@ def command(
 
     Where it answers and what is deployed goes to chain/contracts.json, which later commands in this folder read.
     """
-    if not config.is_loopback(host) and not insecure_listen:
+    if not is_loopback(host) and not insecure_listen:
         raise UsageFailure(f"--host {host} lets others reach a chain whose faucet pays anybody: add --insecure-listen")
     extras.require("chain")
     from dlx.ledger.chain import serve
     from dlx.node.home.ledgers import deploy_embedded
 
-    folder, settings = options.folder(datadir, network, may_be_new=True, chain_id=chain_id)
+    folder, settings = options.folder(given, may_be_new=True)
     folder.create()
     folder.chain.mkdir(mode=0o700, exist_ok=True)
 

@@ -13,10 +13,10 @@ from rich.text import Text
 from dlx.ground.places import expand
 from dlx.node.cli import options
 from dlx.node.home import extras
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.formatting import size
+from dlx.node.home.settings import Settings
 
 if TYPE_CHECKING:
     from dlx.node.devnet.devnet import Devnet

@@ -7,25 +7,16 @@ import sys
 from dlx.node.cli import options
 
 
+@options.of_folder("rpc_url", "chain_id", *options.FEES, "password_file")
 def command(
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    max_fee: options.MaxFeeOption = None,
-    max_tip: options.MaxTipOption = None,
-    daily_budget: options.DailyBudgetOption = None,
-    password_file: options.PasswordFileOption = None,
+    given: options.Given,
     json: options.JsonOption = False,
 ) -> None:
     """Deploy NodeRegistry and TrainingLedger from the folder's account, which pays the gas.
 
     Nobody owns the contracts afterwards, the account that deployed them no more than any other.
     """
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, max_fee=max_fee, max_tip=max_tip,
-        daily_budget=daily_budget, password_file=password_file,
-    )  # fmt: skip
+    folder, settings = options.folder(given)
     from dlx.node.home.keys.identity import load_account
     from dlx.node.home.ledgers import deploy_contracts
 

@@ -10,20 +10,20 @@ from dlx.node.cli import options
 from dlx.node.home.datadir import DataDir
 
 
+@options.of_folder()
 def command(
+    given: options.Given,
     leave: Annotated[
         bool | None,
         typer.Option("--leave/--keep", help="Give the slot back, or keep it.", show_default="as `resting` is set"),
     ] = None,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
 ) -> None:
     """Have the folder's node rest, until `resume`, also after a restart; it stays connected and serves what it has.
 
     It keeps its slot by doing the fewest inner steps that count, a sixteenth of a round's, from the next round on; with
     --leave it gives the round up and the slot back, ends its training process, and takes a slot again on `resume`.
     """
-    folder, settings = options.folder(datadir, network)
+    folder, settings = options.folder(given)
     from dlx.node.daemon.membership import rest
 
     how = settings.resting if leave is None else "leave" if leave else "keep"
@@ -33,9 +33,12 @@ def command(
     options.note(str(rest.Resting("paused", how)).replace("has given", "gives") + "; `dlx-node resume` ends that")
 
 
-def resume(datadir: options.DataDirOption = None, network: options.NetworkOption = None) -> None:
+@options.of_folder()
+def resume(
+    given: options.Given,
+) -> None:
     """Have a paused node work again. Its hours, and other programs, may still keep it resting."""
-    folder, _ = options.folder(datadir, network)
+    folder, _ = options.folder(given)
     from dlx.node.daemon.membership import rest
 
     was_paused = [rest.resume(one.paused) for one in _folders(folder)]

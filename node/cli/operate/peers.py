@@ -9,13 +9,13 @@ from dlx.node.cli.operate.endpoint import read
 from dlx.node.daemon.api.status import Peers
 
 
+@options.of_folder()
 def command(
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
+    given: options.Given,
     json: options.JsonOption = False,
 ) -> None:
     """List the peers, how fast they answer and whether they agreed on chain, ledger and run."""
-    folder, _ = options.folder(datadir, network)
+    folder, _ = options.folder(given)
     found = read(folder, "/v1/peers", Peers)
     if json:
         options.print_json(found)

@@ -11,14 +11,12 @@ from dlx.node.home import config, extras, logs
 from dlx.node.home.errors import UsageFailure
 
 
+@options.of_settings("device", "threads", "ranks", "devices")
 def command(
+    given: options.Given,
     rendezvous: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the node's machine waits for this one.")],
     machine: Annotated[int, typer.Option(min=1, help="Which one this is; the node's own is 0.")] = 1,
     machines: Annotated[int, typer.Option(min=2, help="How many share the stage, the node's with them.")] = 2,
-    device: options.DeviceOption = None,
-    threads: options.ThreadsOption = None,
-    ranks: options.RanksOption = None,
-    devices: options.DevicesOption = None,
 ) -> None:
     """Lend this machine's devices to a node of the same site, which was started with `--machines`.
 
@@ -31,10 +29,7 @@ def command(
     from dlx.node.trainer.lending import lend
     from dlx.training.models.placement import PlacementError, settle
 
-    settings = config.of_flags(
-        {"rendezvous": rendezvous, "machines": machines, "device": device, "threads": threads, "ranks": ranks}
-        | {"devices": devices}
-    )
+    settings = config.of_flags({**given.settings, "rendezvous": rendezvous, "machines": machines})
     logs.setup("text", None)
     try:
         placement = settle(settings.placement)

@@ -13,13 +13,13 @@ from dlx.node.daemon.api.status import CheckStatus, NodeStatus
 from dlx.node.home.formatting import counted, size, steps
 
 
+@options.of_folder()
 def command(
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
+    given: options.Given,
     json: options.JsonOption = False,
 ) -> None:
     """Am I connected, do I hold a slot, was I counted in the last round, what am I waiting for."""
-    folder, _ = options.folder(datadir, network)
+    folder, _ = options.folder(given)
     status = read(folder, "/v1/status", NodeStatus)
     if json:
         options.print_json(status)

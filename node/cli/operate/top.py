@@ -16,20 +16,20 @@ from dlx.node.home import extras
 from dlx.node.home.datadir import DataDir
 
 
+@options.of_folder()
 def command(
+    given: options.Given,
     every: Annotated[float, typer.Option(min=0.2, max=3600, metavar="SECONDS", help="Between two looks.")] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Print one frame, and end, as always where stdout is no terminal.")
     ] = False,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Watch the local node: its rounds, losses, traffic, peers and warnings. q or Ctrl-C ends it.
 
     Space holds the picture still, r looks at once, the tab key and the arrows move through rounds and peers.
     """
-    folder, _ = options.folder(datadir, network)
+    folder, _ = options.folder(given)
     first = look(folder)
     if json:
         options.print_json({"status": first.status, "peers": first.peers, "rounds": first.rounds})

@@ -15,18 +15,15 @@ from dlx.node.home.errors import UsageFailure
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
-    from dlx.node.home.config import Settings
     from dlx.node.home.datadir import DataDir
+    from dlx.node.home.settings import Settings
     from dlx.node.runs.history import History, StageRow
 
 
+@options.of_folder(*options.LEDGER)
 def command(
+    given: options.Given,
     run: options.RunOption = None,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
     last: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Only the newest N rounds.", show_default="all")
     ] = None,
@@ -47,7 +44,7 @@ def command(
     for path, option in ((plot, "--plot"), (html, "--html")):
         if path:
             options.existing_folder(path.absolute().parent, f"{option}: in")
-    folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
+    folder, settings = options.folder(given)
     from dlx.node.audit.verdict_store import verdicts_beside
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find, history

@@ -17,7 +17,9 @@ from dlx.node.home import extras
 from dlx.node.home.errors import Failure, UsageFailure
 
 
+@options.of_folder(*options.LEDGER, "bootstrap", "device", "threads")
 def command(
+    given: options.Given,
     model: Annotated[
         str, typer.Argument(metavar="FOLDER|RUN", help="A folder that `pull` wrote, or a run or citation to pull.")
     ],
@@ -36,14 +38,6 @@ def command(
         ),
     ] = None,
     blobs: options.BlobsOption = None,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    bootstrap: options.BootstrapOption = None,
-    device: options.DeviceOption = None,
-    threads: options.ThreadsOption = None,
 ) -> None:
     """Answer at /v1/completions and /v1/chat/completions, whole or streamed, as OpenAI's endpoint does, until Ctrl-C.
 
@@ -55,10 +49,7 @@ def command(
     if is_folder and round is not None:
         raise UsageFailure(f"--round {round}: {model} is a folder, which has one version")
     run = None if is_folder else options.named_run(model)
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap, device=device,
-        threads=threads,
-    )  # fmt: skip
+    folder, settings = options.folder(given)
     import tempfile
 
     from dlx.node.web.completions import Completions

@@ -13,7 +13,9 @@ from dlx.node.home.diagnostics import FAIL, Finding, exit_code
 from dlx.node.home.errors import Failure
 
 
+@options.of_folder(*options.LEDGER, "bootstrap")
 def command(
+    given: options.Given,
     model: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `dlx-node pull` wrote, or somebody gave you.")],
     blobs: options.BlobsOption = None,
     offline: Annotated[
@@ -22,12 +24,6 @@ def command(
             "--offline", help="Ask no peer for the run's tokenizer, only folders; the chain is asked all the same."
         ),
     ] = False,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    bootstrap: options.BootstrapOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Check that a folder is the version of a run that it says it is: weights, manifest, config and tokenizer.
@@ -36,9 +32,7 @@ def command(
     weights only for a mean of versions, to compute it anew. Exit codes: 0 all is PASS, 1 something is FAIL, 4 nothing
     is, but something could not be compared (WARN).
     """
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
-    )
+    folder, settings = options.folder(given)
     options.existing_folder(model, "FOLDER")
     import tempfile
 

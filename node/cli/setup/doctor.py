@@ -11,31 +11,22 @@ import typer
 from dlx.node.cli import options
 
 if TYPE_CHECKING:
-    from dlx.node.home.config import Settings
     from dlx.node.home.datadir import DataDir
     from dlx.node.home.diagnostics import Finding
+    from dlx.node.home.settings import Settings
 
 
+@options.of_folder(
+    *options.LEDGER, "max_fee", "max_tip", "listen", "announce", "bootstrap", "password_file", "device", "threads"
+)
 def command(
+    given: options.Given,
     run: options.RunOption = None,
     stage: Annotated[
         int | None,
         typer.Option(min=0, max=63, help="The stage to plan for.", show_default="the node's own, else the largest"),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that the account's funds should last for.")] = 1000,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    max_fee: options.MaxFeeOption = None,
-    max_tip: options.MaxTipOption = None,
-    listen: options.ListenOption = None,
-    announce: options.AnnounceOption = None,
-    bootstrap: options.BootstrapOption = None,
-    password_file: options.PasswordFileOption = None,
-    device: options.DeviceOption = None,
-    threads: options.ThreadsOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Check keys, chain, contracts, funds, clock, ports, disk, memory and arithmetic, as `start` would need them.
@@ -43,11 +34,7 @@ def command(
     Each check is PASS, WARN or FAIL, with what mends it. Changes nothing, and may run beside the node. Exit code 1
     where something is FAIL.
     """
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, max_fee=max_fee, max_tip=max_tip,
-        listen=listen, announce=announce, bootstrap=bootstrap, password_file=password_file, device=device,
-        threads=threads,
-    )  # fmt: skip
+    folder, settings = options.folder(given)
     found: list[Finding] = []
     for finding in _findings(folder, settings, run, stage, rounds):
         found.append(finding)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from dlx.ground import durable
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.keys import encrypted_file, identity
+from dlx.node.home.settings import Settings
 from tests.node.command import dlx
 
 ROOT = Path(__file__).parents[3]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from dlx.ground import durable
 from dlx.ledger.transactions.fees import Limits
 from dlx.node.home import config
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir, NotPrivate
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.ledgers import limits_of
+from dlx.node.home.settings import Settings
 from dlx.training.models.placement import Placement
 
 

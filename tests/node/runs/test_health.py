@@ -10,10 +10,10 @@ import pytest
 from dlx.ground import durable
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, WrongLedger
 from dlx.ledger.rpc.provider import Header
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.diagnostics import FAIL, PASS, WARN, Finding
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.settings import Settings
 from dlx.node.runs import health, reach
 from tests.node.command import dlx
 

@@ -12,10 +12,10 @@ import pytest
 
 from dlx.ground import durable
 from dlx.ledger.typed import Contribution
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.keys import encrypted_file, identity
 from dlx.node.home.keys.slashing_protection import Contradiction, SignedBook
+from dlx.node.home.settings import Settings
 from tests.node.command import dlx
 from tests.node.home.keys.test_slashing_protection import DOMAIN, contribution, seal
 
