@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
     _standard_streams()
     try:
         with extras.explained():
-            app(arguments)
+            sys.exit(app(arguments))
     except SystemExit as ended:
         try:
             sys.stdout.flush()  # here, where it can be told that it is full

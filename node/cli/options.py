@@ -21,13 +21,20 @@ from typer.main import get_current_context
 from dlx.ground.printable import escaped, printable
 from dlx.node.home import citation, config
 from dlx.node.home.datadir import DataDir
-from dlx.node.home.diagnostics import Finding
+from dlx.node.home.diagnostics import Diagnosis
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.home.formatting import color_system
 from dlx.node.home.settings import DEFAULTS, SETTINGS, Setting, Settings
 
 
-class _Flags:
-    """Help without a type beside flags: `--json` takes no value."""
+class _Help:
+    """Help without a type beside flags, as `--json` takes no value, and plain where NO_COLOR asks for that."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from typer import rich_utils  # slow to import
+
+        rich_utils.COLOR_SYSTEM = color_system()
+        super().format_help(ctx, formatter)  # type: ignore[misc]
 
     def get_params(self, ctx: Any) -> Any:
         found = super().get_params(ctx)  # type: ignore[misc]
@@ -37,11 +44,11 @@ class _Flags:
         return found
 
 
-class _Command(_Flags, TyperCommand):
+class _Command(_Help, TyperCommand):
     pass
 
 
-class _Group(_Flags, TyperGroup):
+class _Group(_Help, TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -56,6 +63,18 @@ class Verbs(typer.Typer):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(cls=_Group, no_args_is_help=True, **given)
+
+    def __call__(self, *arguments: Any, **given: Any) -> int:
+        """The exit code. Raises UsageFailure for what the parser does not take: all wrong usage looks one way."""
+        try:
+            return super().__call__(*arguments, prog_name="dlx-node", standalone_mode=False, **given) or 0
+        except typer.TyperException as error:
+            context = getattr(error, "ctx", None)
+            why = error.format_message().rstrip(".")
+            if not why:  # a group without a command: its help is shown already
+                return error.exit_code
+            see = context.command_path if context else "dlx-node"
+            raise UsageFailure(f"{why[0].lower()}{why[1:]}: see `{see} --help`") from None
 
     def command(self, name: str | None = None, **given: Any) -> Any:
         return super().command(name, cls=_Command, **given)
@@ -270,13 +289,13 @@ def print_fields(fields: list[tuple[str, Any]]) -> None:
         console().print(Text(f"{name:<{width}}  ") + shown, soft_wrap=True)
 
 
-def print_finding(finding: Finding) -> None:
+def print_diagnosis(diagnosis: Diagnosis) -> None:
     """One line, and one more with what mends it."""
-    colour = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}[finding.verdict]
-    line = Text(f"{finding.verdict}  ", style=colour) + Text(f"{finding.check:<14}{printable(finding.said)}")
+    colour = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}[diagnosis.verdict]
+    line = Text(f"{diagnosis.verdict}  ", style=colour) + Text(f"{diagnosis.check:<14}{printable(diagnosis.text)}")
     console().print(line, soft_wrap=True)
-    if finding.mend:
-        console().print(Text(f"{'':<20}mend: {printable(finding.mend)}"), soft_wrap=True)
+    if diagnosis.mend:
+        console().print(Text(f"{'':<20}mend: {printable(diagnosis.mend)}"), soft_wrap=True)
 
 
 def amber(text: str) -> Text:
@@ -286,4 +305,5 @@ def amber(text: str) -> Text:
 
 def console() -> Console:
     """The terminal, or 200 columns where there is none."""
-    return Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
+    width = None if sys.stdout.isatty() else 200
+    return Console(width=width, highlight=False, markup=False, color_system=color_system())

@@ -109,7 +109,7 @@ def _merged(*sources: tuple[str, Mapping[str, Any]]) -> dict[str, tuple[Any, str
     return values
 
 
-def shown_urls(urls: Sequence[str]) -> str:
+def redacted_urls(urls: Sequence[str]) -> str:
     """The URLs without user, path and query, which hold the API keys of hosted endpoints: fit for logs and status."""
     parts = [urlsplit(url) for url in urls]
     return ", ".join(f"{one.scheme}://{one.netloc.rpartition('@')[2]}" for one in parts)
@@ -117,7 +117,7 @@ def shown_urls(urls: Sequence[str]) -> str:
 
 def ledger_options(settings: Settings) -> str:
     """The options by which a command on any machine finds the ledger, without what only we may know."""
-    url = quote(shown_urls(settings.rpc_url[:1]))
+    url = quote(redacted_urls(settings.rpc_url[:1]))
     return f"--rpc-url {url} --chain-id {settings.chain_id} --ledger {settings.ledger}"
 
 

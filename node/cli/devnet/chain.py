@@ -41,9 +41,10 @@ def command(
         raise UsageFailure(f"--host {host} lets others reach a chain whose faucet pays anybody: add --insecure-listen")
     extras.require("chain")
     from dlx.ledger.chain import serve
-    from dlx.node.home.ledgers import deploy_embedded
+    from dlx.node.home.ledgers import check_chain_id, deploy_embedded
 
     folder, settings = options.folder(given, may_be_new=True)
+    check_chain_id(folder, settings.chain_id)
     folder.create()
     folder.chain.mkdir(mode=0o700, exist_ok=True)
 

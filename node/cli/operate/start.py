@@ -82,6 +82,6 @@ def _greet(folder: DataDir, settings: Settings) -> None:
     from dlx.node.runs import health
 
     options.note(f"version {version()} starts in {folder.root}")
-    for finding in health.quick(folder, settings):
-        if finding.verdict != health.PASS:
-            options.note(f"{finding.verdict} {finding.check}: {finding.said}; mend: {finding.mend}")
+    for diagnosis in health.quick(folder, settings):
+        if diagnosis.verdict != health.PASS:
+            options.note(f"{diagnosis.verdict} {diagnosis.check}: {diagnosis.text}; mend: {diagnosis.mend}")

@@ -79,7 +79,7 @@ def unset(
 
 def _shown(key: str, value: Any) -> Any:
     if SETTINGS[key].secret:
-        return [config.shown_urls([url]) for url in value]
+        return [config.redacted_urls([url]) for url in value]
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -12,7 +12,7 @@ from dlx.node.cli import options
 
 if TYPE_CHECKING:
     from dlx.node.home.datadir import DataDir
-    from dlx.node.home.diagnostics import Finding
+    from dlx.node.home.diagnostics import Diagnosis
     from dlx.node.home.settings import Settings
 
 
@@ -35,26 +35,26 @@ def command(
     where something is FAIL.
     """
     folder, settings = options.folder(given)
-    found: list[Finding] = []
-    for finding in _findings(folder, settings, run, stage, rounds):
-        found.append(finding)
+    found: list[Diagnosis] = []
+    for diagnosis in _diagnoses(folder, settings, run, stage, rounds):
+        found.append(diagnosis)
         if not json:
-            options.print_finding(finding)
+            options.print_diagnosis(diagnosis)
     if json:
         options.print_json({"findings": found})
-    raise typer.Exit(1 if any(finding.verdict == "FAIL" for finding in found) else 0)
+    raise typer.Exit(1 if any(diagnosis.verdict == "FAIL" for diagnosis in found) else 0)
 
 
-def _findings(
+def _diagnoses(
     folder: DataDir, settings: Settings, run: str | None, stage: int | None, rounds: int
-) -> Iterator[Finding]:
-    from dlx.node.home.diagnostics import Finding
+) -> Iterator[Diagnosis]:
+    from dlx.node.home.diagnostics import Diagnosis
     from dlx.node.home.ledgers import ledger_client, open_index, reachable_chain
     from dlx.node.runs import find, health
 
     at_once, account = list(health.quick(folder, settings)), None
     yield from at_once
-    if not any(finding.check == "keys" and finding.verdict == "FAIL" for finding in at_once):
+    if not any(diagnosis.check == "keys" and diagnosis.verdict == "FAIL" for diagnosis in at_once):
         opened, account = health.keys(folder, settings)
         yield opened
     yield health.arithmetic()
@@ -65,7 +65,7 @@ def _findings(
         client = ledger_client(reached, folder)
         told = list(health.endpoints(client, folder, reached))
         yield from told
-        if not any(finding.check == "chain" and finding.verdict == "PASS" for finding in told):
+        if not any(diagnosis.check == "chain" and diagnosis.verdict == "PASS" for diagnosis in told):
             return
         there = health.contracts(client, folder)
         yield there
@@ -79,7 +79,7 @@ def _findings(
             yield health.funds(client, folder, reached, account.address, replicas, rounds)
         where = f"--datadir {shlex.quote(str(folder.root))}"
         if view is None or not view.created:
-            yield Finding(
+            yield Diagnosis(
                 "run",
                 "WARN",
                 "the ledger has no run yet",
@@ -90,7 +90,7 @@ def _findings(
         manifest = find.read_manifest(view, folder.blob_folders)
         if manifest is None:
             said = "the run's manifest is not here yet, so memory and disk cannot be compared with its plan"
-            yield Finding(
+            yield Diagnosis(
                 "plan",
                 "WARN",
                 said,
@@ -101,7 +101,7 @@ def _findings(
         yield _ports(folder, reached, client.domain, view.run, client.nodes().nodes)
 
 
-def _ports(folder: DataDir, settings: Settings, domain, run: bytes, nodes) -> Finding:  # type: ignore[no-untyped-def]
+def _ports(folder: DataDir, settings: Settings, domain, run: bytes, nodes) -> Diagnosis:  # type: ignore[no-untyped-def]
     """Beside a node that runs here its ports are asked about; else we listen on them meanwhile."""
     from dlx.node.cli.operate.endpoint import read
     from dlx.node.daemon.api.status import NodeStatus

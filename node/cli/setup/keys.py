@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from dlx.node.cli import options
-from dlx.node.home.errors import Failure
+from dlx.node.home.errors import Failure, UsageFailure
 
 _KEY_BYTES = 65_536
 
@@ -59,7 +59,7 @@ def export(
     from dlx.node.home.keys import identity
 
     if out.exists() or not out.parent.is_dir():
-        raise Failure(f"{out} cannot be made: name a new file in a folder that exists")
+        raise UsageFailure(f"{out} cannot be made: name a new file in a folder that exists")
     folder, settings = options.folder(given)
     durable.create(out, identity.exported(folder, settings, plain))
     if plain:
@@ -84,7 +84,6 @@ def import_(
     import sys
 
     from dlx.node.home.datadir import check_private
-    from dlx.node.home.errors import UsageFailure
     from dlx.node.home.keys import identity
 
     folder, settings = options.folder(given, may_be_new=True)
@@ -94,7 +93,7 @@ def import_(
     if str(file) == "-":
         text = sys.stdin.read(_KEY_BYTES)
     elif not file.is_file() or file.stat().st_size > _KEY_BYTES:
-        raise Failure(f"{file} is no file with a key")
+        raise UsageFailure(f"{file} is no file with a key")
     else:
         text = file.read_text(errors="replace")
         if not text.lstrip().startswith("{"):  # a keystore is encrypted
@@ -145,7 +144,7 @@ def export_signed(
     from dlx.node.home.keys.slashing_protection import SignedBook
 
     if out.exists() or not out.parent.is_dir():
-        raise Failure(f"{out} cannot be made: name a new file in a folder that exists")
+        raise UsageFailure(f"{out} cannot be made: name a new file in a folder that exists")
     folder, settings = options.folder(given)
     address = identity.account_address(folder)
     folder.create()
@@ -179,7 +178,7 @@ def import_signed(
     folder, settings = options.folder(given)
     address = identity.account_address(folder)
     if not file.is_file() or file.stat().st_size > interchange.MAX_BYTES:
-        raise Failure(f"{file} is no file that export-signed wrote")
+        raise UsageFailure(f"{file} is no file that export-signed wrote")
     folder.create()
     with folder.lock():
         try:
