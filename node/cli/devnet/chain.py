@@ -1,4 +1,5 @@
-"""`dlx-node chain`: the embedded EVM chain as a JSON-RPC server, with the contracts deployed on it."""
+"""`dlx-node chain`: the embedded EVM chain as a JSON-RPC server, with the contracts deployed on it. `dlx-node deploy`:
+put the contracts on any EVM chain."""
 
 from __future__ import annotations
 
@@ -60,3 +61,22 @@ def command(
     if block_time is not None:
         listen |= {"block_time": block_time, "empty_block_time": 3 * block_time, "heartbeat": 30 * block_time}
     serve(folder.chain, **listen)
+
+
+@options.of_folder("rpc_url", "chain_id", *options.FEES, "password_file")
+def deploy(given: options.Given, json: options.JsonOption = False) -> None:
+    """Deploy NodeRegistry and TrainingLedger from the folder's account, which pays the gas.
+
+    Nobody owns the contracts afterwards, the account that deployed them no more than any other.
+    """
+    folder, settings = options.folder(given)
+    from dlx.node.home.keys.identity import load_account
+    from dlx.node.home.ledgers import deploy_contracts
+
+    account = load_account(folder, settings)
+    found = deploy_contracts(settings, account.secret, folder.outbox)
+    if json:
+        options.print_json(found)
+        return
+    options.print_fields([(name.replace("_", " "), value) for name, value in found.items()])
+    sys.stdout.write(f'\nFor every node of this network, in config.toml:  ledger = "{found["ledger"]}"\n')

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from dlx.node.cli import options
-from dlx.node.cli.operate.endpoint import read
 from dlx.node.cli.operate.glance import Look, frame
+from dlx.node.cli.operate.status import read
 from dlx.node.daemon.api.status import NodeStatus, Peers, Rounds
 from dlx.node.home import extras
 from dlx.node.home.datadir import DataDir

@@ -85,10 +85,7 @@ def _agree(given: bool, what: str) -> None:
 
 @app.command("list")
 @options.of_folder(*options.LEDGER)
-def list_(
-    given: options.Given,
-    json: options.JsonOption = False,
-) -> None:
+def list_(given: options.Given, json: options.JsonOption = False) -> None:
     """List the ledger's runs, oldest first."""
     folder, settings = options.folder(given)
     from dlx.node.home.ledgers import open_index, open_ledger
@@ -112,11 +109,7 @@ def list_(
 
 @app.command()
 @options.of_folder(*options.LEDGER)
-def show(
-    given: options.Given,
-    run: options.RunArgument = None,
-    json: options.JsonOption = False,
-) -> None:
+def show(given: options.Given, run: options.RunArgument = None, json: options.JsonOption = False) -> None:
     """Show a run's terms, its members, how far it is, and the ten newest checkpoints that were published."""
     folder, settings = options.folder(given)
     from dlx.node.home.ledgers import open_index, open_ledger

@@ -68,10 +68,7 @@ def set_(
 
 @app.command()
 @options.of_folder()
-def unset(
-    given: options.Given,
-    key: KeyArgument,
-) -> None:
+def unset(given: options.Given, key: KeyArgument) -> None:
     """Have a key of config.toml take its default again."""
     folder, _ = options.folder(given)
     config.change(folder.config, key, None)

@@ -103,7 +103,7 @@ def _diagnoses(
 
 def _ports(folder: DataDir, settings: Settings, domain, run: bytes, nodes) -> Diagnosis:  # type: ignore[no-untyped-def]
     """Beside a node that runs here its ports are asked about; else we listen on them meanwhile."""
-    from dlx.node.cli.operate.endpoint import read
+    from dlx.node.cli.operate.status import read
     from dlx.node.daemon.api.status import NodeStatus
     from dlx.node.home.errors import Failure
     from dlx.node.home.keys import identity

@@ -22,10 +22,7 @@ app = options.Verbs(help="List, export and import keys; make a site's; move what
 
 @app.command("list")
 @options.of_folder()
-def list_(
-    given: options.Given,
-    json: options.JsonOption = False,
-) -> None:
+def list_(given: options.Given, json: options.JsonOption = False) -> None:
     """List the folder's keys: what each is, its public name and its file. Needs no password."""
     from dlx.node.home.keys import identity, site
 
