@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Before numpy is loaded: arithmetic has threads of its own, and a library's would wait for them, turning.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing, which no config needs
-    sigbus.explained()
+    sigbus.end_with_a_line()
     _standard_streams()
     try:
         with extras.explained():
@@ -94,12 +94,12 @@ def _explain(raised: Exception) -> NoReturn:
     error = cause(raised)
     if not isinstance(error, DlxError | OSError):
         raise raised
-    said = in_words(error)
+    line = in_words(error)
     if isinstance(error, OSError) and error.filename == _OUTPUT:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python itself writes to it as it ends
         if isinstance(error, BrokenPipeError):  # whoever read it has enough
             sys.exit(DlxError.exit_code)
-    sys.stderr.write(f"dlx-node: {said}\n")
+    sys.stderr.write(f"dlx-node: {line}\n")
     sys.exit(getattr(error, "exit_code", DlxError.exit_code))
 
 

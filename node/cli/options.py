@@ -54,8 +54,8 @@ class _Group(_Help, TyperGroup):
             return super().invoke(ctx)
         except EOFError as error:  # a prompt that nobody answers is an Abort by now; typer would make one of this, too
             at = traceback.extract_tb(error.__traceback__)[-1]
-            said = f"data ended too soon in {at.filename}, line {at.lineno} ({error or 'EOFError'})"
-            raise Failure(f"{said}: a file of the installation may be cut short, or a process ended") from error
+            problem = f"data ended too soon in {at.filename}, line {at.lineno} ({error or 'EOFError'})"
+            raise Failure(f"{problem}: a file of the installation may be cut short, or a process ended") from error
 
 
 class Verbs(typer.Typer):

@@ -96,7 +96,7 @@ def command(
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
     pin, choice = _pin(head), _choice(level, sample, rounds, replica, device)
-    with _looking(), Progress(json) as progress:
+    with _failures_as_not_ready(), Progress(json) as progress:
         report = _audit(folder, settings, run, places, pin, choice, progress)
     if json:
         options.print_json(report.json())
@@ -137,7 +137,7 @@ def placement_on(device: str | None) -> Placement:
 
 
 @contextmanager
-def _looking() -> Iterator[None]:
+def _failures_as_not_ready() -> Iterator[None]:
     """What keeps the audit from looking says nothing about the run. Raises NotReady for it."""
     try:
         yield

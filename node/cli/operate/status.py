@@ -29,7 +29,7 @@ def command(given: options.Given, json: options.JsonOption = False) -> None:
     if json:
         options.print_json(status)
         return
-    options.print_fields(answers(status))
+    options.print_fields(status_fields(status))
 
 
 @options.of_folder()
@@ -85,7 +85,7 @@ def read(folder: DataDir, path: str, kind: type[_T]) -> _T:
         raise Failure(f"what answers at {url} is no dlx-node of this version: {error}") from None
 
 
-def answers(status: NodeStatus) -> list[tuple[str, Any]]:
+def status_fields(status: NodeStatus) -> list[tuple[str, Any]]:
     rows = [
         ("node", f"dlx-node {status.version}, peer {status.peer_id}"),
         ("account", status.account),
@@ -106,8 +106,8 @@ def answers(status: NodeStatus) -> list[tuple[str, Any]]:
         seal = status.last_seal
         count = counted([seal.counted], seal.replicas)
         did = "" if not seal.steps else f", steps {steps(seal.inner_steps, seal.steps)}"
-        said = f"round {seal.round}, counted {count}{did}, weights {seal.weights[:16]}, transaction {seal.transaction}"
-        rows.append(("last seal", options.amber(said) if seal.counted < seal.replicas else said))
+        line = f"round {seal.round}, counted {count}{did}, weights {seal.weights[:16]}, transaction {seal.transaction}"
+        rows.append(("last seal", options.amber(line) if seal.counted < seal.replicas else line))
     if status.checks is not None:
         rows += _checks(status.checks)
     if status.loss is not None:
@@ -130,11 +130,11 @@ def _slot(status: NodeStatus) -> str:
 
 def _checks(checks: CheckStatus) -> list[tuple[str, Any]]:
     """What became of drawn work, others' and own."""
-    said = f"{checks.checked} of {checks.drawn} drawn contributions replayed"
+    summary = f"{checks.checked} of {checks.drawn} drawn contributions replayed"
     found = ", ".join(f"{count} {word}" for word, count in _findings(checks).items() if count)
     bad = checks.false + checks.withheld
     rows: list[tuple[str, Any]] = [
-        ("checks", options.amber(f"{said}: {found}") if bad else f"{said}: {found or 'none'}")
+        ("checks", options.amber(f"{summary}: {found}") if bad else f"{summary}: {found or 'none'}")
     ]
     if checks.waits is not None:
         rows.append(("unchecked", f"waits {checks.waits}"))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dlx.node.cli import options
-from dlx.node.cli.operate.glance import Look, frame
+from dlx.node.cli.operate.glance import Snapshot, frame
 from dlx.node.cli.operate.status import read
 from dlx.node.daemon.api.status import NodeStatus, Peers, Rounds
 from dlx.node.home import extras
@@ -30,7 +30,7 @@ def command(
     Space holds the picture still, r looks at once, the tab key and the arrows move through rounds and peers.
     """
     folder, _ = options.folder(given)
-    first = look(folder)
+    first = snapshot(folder)
     if json:
         options.print_json({"status": first.status, "peers": first.peers, "rounds": first.rounds})
     elif once or not sys.stdout.isatty() or not sys.stdin.isatty():
@@ -39,10 +39,10 @@ def command(
         extras.require("top")
         from dlx.node.cli.operate.screen import Screen
 
-        Screen(lambda: look(folder), first, every).run()
+        Screen(lambda: snapshot(folder), first, every).run()
 
 
-def look(folder: DataDir) -> Look:
+def snapshot(folder: DataDir) -> Snapshot:
     """Ask the folder's node. Raises NotReady where none runs, Failure where it answers nonsense."""
     status, peers = read(folder, "/v1/status", NodeStatus), read(folder, "/v1/peers", Peers).peers
-    return Look(status, peers, read(folder, "/v1/rounds", Rounds).rounds, time.monotonic())
+    return Snapshot(status, peers, read(folder, "/v1/rounds", Rounds).rounds, time.monotonic())

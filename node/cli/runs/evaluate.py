@@ -103,8 +103,8 @@ def _print(found: dict[str, Any]) -> None:
 
 def _print_loss(what: str, heldout: dict[str, Any]) -> None:
     loss, per = heldout["loss"], heldout["per"]
-    said = f"{loss:.4f} nats per {per}, perplexity {heldout['perplexity']:.4g}"
-    sys.stdout.write(f"{what} {said}, of {heldout['tokens']:,} {per}s in {heldout['samples']} samples\n")
+    scores = f"{loss:.4f} nats per {per}, perplexity {heldout['perplexity']:.4g}"
+    sys.stdout.write(f"{what} {scores}, of {heldout['tokens']:,} {per}s in {heldout['samples']} samples\n")
 
 
 def _listed(mean: dict[str, Any]) -> str:

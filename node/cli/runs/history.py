@@ -12,6 +12,7 @@ import typer
 
 from dlx.node.cli import options
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.formatting import steps
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
@@ -82,7 +83,6 @@ def _write_page(
 
 
 def _print(found: History) -> None:
-    from dlx.node.home.formatting import steps
     from dlx.node.runs.history import utc
 
     done = found.sealed_rounds
@@ -91,12 +91,12 @@ def _print(found: History) -> None:
         [
             row.round,
             utc(row.time),
-            "" if row.inner_steps is None else _each([steps(row.inner_steps, stage.steps) for stage in row.stages]),
+            _per_stage([_steps(row.inner_steps, stage) for stage in row.stages]),
             "" if row.loss is None else f"{row.loss:.4f}",
             f"{row.total_tokens:,}",
-            _each([str(stage.contributions) for stage in row.stages]),
-            _each([str(stage.signers) for stage in row.stages]),
-            _each([_codec(stage) for stage in row.stages]),
+            _per_stage([str(stage.contributions) for stage in row.stages]),
+            _per_stage([str(stage.signers) for stage in row.stages]),
+            _per_stage([_codec(stage) for stage in row.stages]),
             " ".join(stage.weights[:8] for stage in row.stages),
             " ".join(stage.transaction[:10] for stage in row.stages),
         ]
@@ -116,13 +116,17 @@ def _print(found: History) -> None:
             where = f"round {verdict.round}, stage {verdict.stage}, replica {verdict.replica}, of {verdict.account}"
             options.say(f"  {verdict.finding}: {where}, by {verdict.checker}: {'; '.join(verdict.reasons)}")
     for one in found.convictions:
-        said = f"{one.account} lost its slot for round {one.round} of stage {one.stage}, by {len(one.reports)} verdicts"
-        sys.stdout.write(f"\n{utc(one.time)}  {said}\n")
+        line = f"{one.account} lost its slot for round {one.round} of stage {one.stage}, by {len(one.reports)} verdicts"
+        sys.stdout.write(f"\n{utc(one.time)}  {line}\n")
 
 
-def _each(said: list[str]) -> str:
+def _per_stage(texts: list[str]) -> str:
     """Of the stages: once where all say the same."""
-    return said[0] if len(set(said)) == 1 else ", ".join(said)
+    return texts[0] if len(set(texts)) == 1 else ", ".join(texts)
+
+
+def _steps(inner_steps: int | None, stage: StageRow) -> str:
+    return "" if inner_steps is None else steps(inner_steps, stage.steps)
 
 
 def _codec(stage: StageRow) -> str:

@@ -63,7 +63,7 @@ def command(
         if not watch:
             view = find.view_of(index, chosen)
             found = pull_run(client, view, version, out.absolute(), places, progress.show, progress.say, averaged)
-            _tell(found, out, json)
+            _print(found, out, json)
             return
     with open_ledger(settings, folder) as client:
         for view, newest in follow(find.RunReader(client, chosen), folder.blob_folders, every, options.note):
@@ -72,11 +72,11 @@ def command(
                 into.parent.mkdir(parents=True, exist_ok=True)
                 with Progress(json) as progress:
                     found = pull_run(client, view, newest, into, places, progress.show, progress.say, averaged)
-                _tell(found, into, json)
+                _print(found, into, json)
             durable.point(out.absolute() / "latest", into.name)
 
 
-def _tell(found: dict[str, Any], out: Path, json: bool) -> None:
+def _print(found: dict[str, Any], out: Path, json: bool) -> None:
     from dlx.node.checkpoints.card import citation
 
     if json:
@@ -101,5 +101,5 @@ def _tell(found: dict[str, Any], out: Path, json: bool) -> None:
     sys.stdout.flush()
     for one in found["published"]:
         verdict = f"{'not compared' if one['same'] is None else 'DIFFERS'}: {one['checkpoint']}"
-        said = "the same" if one["same"] else options.amber(verdict)
-        options.print_fields([(f"  published by {one['account']} at {one['uri']}", said)])
+        comparison = "the same" if one["same"] else options.amber(verdict)
+        options.print_fields([(f"  published by {one['account']} at {one['uri']}", comparison)])

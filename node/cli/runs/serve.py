@@ -44,7 +44,7 @@ def command(
     For trying a version, not for many: answers that are asked for together are written in turns. It speaks plain HTTP.
     """
     extras.require("train")
-    host, port, token = listening.asked(bind, token_file)
+    host, port, token = listening.listen_options(bind, token_file)
     is_folder = Path(model).is_dir()
     if is_folder and round is not None:
         raise UsageFailure(f"--round {round}: {model} is a folder, which has one version")
@@ -82,7 +82,7 @@ def command(
         except EvaluateError as error:
             raise Failure(f"{error}: no model that could answer") from None
         name = _name(source)
-        listening.until_stopped(found, Completions(writer, name, token).app(), f"{name} answers at {url}/v1")
+        listening.serve_until_stopped(found, Completions(writer, name, token).app(), f"{name} answers at {url}/v1")
 
 
 def _name(folder: Path) -> str:

@@ -46,7 +46,7 @@ def command(
     try:
         stated = read_provenance(model)
     except Failure as error:
-        _tell([Diagnosis("record", FAIL, str(error), AGAIN)], json)
+        _report([Diagnosis("record", FAIL, str(error), AGAIN)], json)
     run = bytes.fromhex(stated["run"].removeprefix("0x"))
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
@@ -56,15 +56,15 @@ def command(
         tempfile.TemporaryDirectory(prefix="dlx-verify-") as work,
     ):
         if run not in index.runs():
-            said = f"the ledger {client.ledger} has no run {stated['run']}"
-            _tell([Diagnosis("record", FAIL, said, "name the run's own ledger by --ledger")], json)
+            problem = f"the ledger {client.ledger} has no run {stated['run']}"
+            _report([Diagnosis("record", FAIL, problem, "name the run's own ledger by --ledger")], json)
         with open_sources(client, run, places, options.note) as sources:
             from_ = [one for one in sources if not offline or isinstance(one, Folder)]
             blobs_ = Blobs(from_, Path(work), lambda *wrong: None)
-            _tell(verify(model, stated, client.domain, find.view_of(index, run), blobs_), json, stated)
+            _report(verify(model, stated, client.domain, find.view_of(index, run), blobs_), json, stated)
 
 
-def _tell(diagnoses: Iterable[Diagnosis], json: bool, stated: dict[str, Any] | None = None) -> NoReturn:
+def _report(diagnoses: Iterable[Diagnosis], json: bool, stated: dict[str, Any] | None = None) -> NoReturn:
     """Each as soon as it is found, or all as one object; ends the command. `stated`: what the folder says of itself,
     which is believed where all is PASS."""
     from dlx.node.checkpoints.card import citation

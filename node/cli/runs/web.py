@@ -34,7 +34,7 @@ def command(
     whoever has the token may also start audits and download. It speaks plain HTTP: put what encrypts in front of it.
     """
     extras.require("web")
-    host, port, token = listening.asked(bind, token_file)
+    host, port, token = listening.listen_options(bind, token_file)
     folder, settings = options.folder(given)
     from dlx.node.audit.sources.places import Places
     from dlx.node.home.config import ledger_options
@@ -58,7 +58,7 @@ def command(
         auditing = Auditing(where(settings, folder, places))
         page = Page(reader, Guard(token), auditing, places)
         try:
-            listening.until_stopped(found, page.app(), f"the page is at {url}")
+            listening.serve_until_stopped(found, page.app(), f"the page is at {url}")
         finally:
             auditing.stop()
             reader.close()

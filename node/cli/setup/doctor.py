@@ -89,11 +89,11 @@ def _diagnoses(
         own = None if account is None else view.slot_of(account.address)
         manifest = find.read_manifest(view, folder.blob_folders)
         if manifest is None:
-            said = "the run's manifest is not here yet, so memory and disk cannot be compared with its plan"
+            problem = "the run's manifest is not here yet, so memory and disk cannot be compared with its plan"
             yield Diagnosis(
                 "plan",
                 "WARN",
-                said,
+                problem,
                 f"dlx-node start --run 0x{view.run.hex()[:12]} {where}",
             )
         else:

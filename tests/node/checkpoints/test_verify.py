@@ -22,7 +22,7 @@ from dlx.node.audit.report import Report
 from dlx.node.audit.sources.blobs import Blobs
 from dlx.node.checkpoints.pull import follow, pull
 from dlx.node.checkpoints.verify import verify
-from dlx.node.cli.runs.verify import _tell
+from dlx.node.cli.runs.verify import _report
 from dlx.node.home import citation
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.diagnostics import Diagnosis
@@ -148,7 +148,7 @@ def test_what_is_wrong_with_the_files_is_named_and_a_pipe_among_them_is_no_wait(
     assert (last.check, last.verdict) == ("files", "FAIL")
     assert "changed: config.json, tokenizer.json; missing: README.md; not listed: a\ufffd[31mpipe" in last.text
     with pytest.raises(typer.Exit) as ended:
-        _tell(findings(folder), True)
+        _report(findings(folder), True)
     assert ended.value.exit_code == 1 and json.loads(capsys.readouterr().out)["cite"] is None
 
 
@@ -212,7 +212,7 @@ def test_a_provenance_without_ledger_and_a_name_that_steers_terminals_are_findin
     found = list(verify(folder, stated, honest_history.client().domain, honest_history.view(), blobs))
     assert found[-1].verdict == "FAIL" and found[-1].text.endswith(": a\ufffd[31m.py")
     with pytest.raises(typer.Exit) as ended:
-        _tell(found, True, {key: stated[key] for key in ("run", "version")})
+        _report(found, True, {key: stated[key] for key in ("run", "version")})
     assert ended.value.exit_code == 1
 
 
@@ -221,7 +221,7 @@ def test_what_cannot_be_compared_is_not_cited(folder: Path, capsys: pytest.Captu
     open_ = Diagnosis("weights", "WARN", "says to be a mean")
     for findings, code in ([], 4), ([Diagnosis("files", "PASS", ""), open_], 4), ([Diagnosis("files", "PASS", "")], 0):
         with pytest.raises(typer.Exit) as ended:
-            _tell(findings, True, stated)
+            _report(findings, True, stated)
         said = json.loads(capsys.readouterr().out)
         assert (ended.value.exit_code, said["established"], said["cite"] is not None) == (code, code == 0, code == 0)
 
