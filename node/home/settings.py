@@ -14,7 +14,7 @@ from dlx.node.home import values
 from dlx.node.home.hours import wrong_hours
 from dlx.training.models.placement import Checkpoint, Placement, wrong_address, wrong_device
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def _as_given(value: Any) -> Any:
@@ -74,9 +74,9 @@ class Setting:
         return "off" if self.default is False else f"{self.default:g}" if self.type is float else str(self.default)
 
 
-def setting(default: T, help: str, **more: Any) -> T:
+def setting(default: _T, help: str, **more: Any) -> _T:
     """A field that declares a setting: `more` is what `Setting` has beside key and type."""
-    made: T = field(default=default, metadata={"help": help, **more})
+    made: _T = field(default=default, metadata={"help": help, **more})
     return made
 
 
