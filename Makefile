@@ -6,9 +6,10 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 CONSTRAINTS := requirements/constraints.txt
 NPM    := npm --prefix contracts
 SLITHER := .venv-slither
+ADVISORIES := .venv-pip-audit
 TRANSFORMERS4 := .transformers4
 
-.PHONY: demo test test-slow bench-test check format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz release-check man docs docs-test clean
+.PHONY: demo test test-slow bench-test check format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz advisories release-check man docs docs-test clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
@@ -95,6 +96,10 @@ FUZZ_SECONDS ?= 300
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz.codecs -max_total_time=$(FUZZ_SECONDS)
 
+# Known vulnerabilities of the pinned packages; says so where no database can be reached, and with ARGS=--required fails.
+advisories: $(ADVISORIES)/.installed
+	$(ADVISORIES)/bin/python -m tests.packaging.advisories $(ADVISORIES)/bin/pip-audit $(ARGS)
+
 # The dry run of a release (docs/release.md): build sdist and wheel, look at them and at their metadata, install them
 # into a clean environment, and run a demo of one node there. RELEASE=--final: what only a release needs, too.
 release-check: $(VENV)/bin/python
@@ -113,7 +118,7 @@ docs-test: docs
 	$(BIN)/pytest tests/docs $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(SLITHER) $(TRANSFORMERS4) contracts/node_modules contracts/out contracts/cache
+	rm -rf $(VENV) $(SLITHER) $(ADVISORIES) $(TRANSFORMERS4) contracts/node_modules contracts/out contracts/cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("dlx-node needs Python 3.11 or newer; set PYTHON=... to one") if sys.version_info < (3, 11) else None'
@@ -137,6 +142,12 @@ $(VENV)/.docs: $(VENV)/.dev
 $(SLITHER)/.installed: requirements/slither.txt
 	$(PYTHON) -m venv $(SLITHER)
 	$(SLITHER)/bin/pip --disable-pip-version-check install --quiet --requirement $<
+	@touch $@
+
+# An environment of its own, because nothing of the product needs it.
+$(ADVISORIES)/.installed: requirements/pip-audit.txt
+	$(PYTHON) -m venv $(ADVISORIES)
+	$(ADVISORIES)/bin/pip --disable-pip-version-check install --quiet --requirement $<
 	@touch $@
 
 # Only what differs from the environment, whose torch and other packages it is used with.

@@ -1,4 +1,4 @@
-"""Locks between processes, on open files: the kernel frees one when its member dies."""
+"""Locks between processes, on open files: the kernel frees one when its owner dies."""
 
 import errno
 import fcntl

@@ -41,8 +41,12 @@ _COMPUTE_LONG = (  # files, then folders
 )
 
 
+MISSING = "missing: "  # how the reason of a skip begins that an installation would end
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=5, help="how often the embedded chain is killed under load")
+    parser.addoption("--complete", action="store_true", help="fail where a test is skipped for what is not installed")
     parser.addoption(
         "--chains", default="", help="runs on faulty chains: of embedded, anvil, hardhat, with commas between"
     )
@@ -65,6 +69,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _place(path: Path, order: Sequence[Path]) -> int:
     """The first of `order` that it is, or is in."""
     return next((at for at, one in enumerate(order) if path.is_relative_to(one)), len(order))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where everything has to be tried, a reason that begins with "missing: " is a failure."""
+    report = yield
+    if item.config.getoption("--complete") and report.skipped and MISSING in str(report.longrepr):
+        report.outcome = "failed"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Likewise of a whole file."""
+    report = yield
+    if collector.config.getoption("--complete") and report.skipped and MISSING in str(report.longrepr):
+        report.outcome = "failed"
+    return report
 
 
 @pytest.hookimpl(wrapper=True)

@@ -107,7 +107,7 @@ class Outbox:
 
 
 class _Guard:
-    """A lock between processes, which the kernel frees when its member dies. The file counts the changes of what it
+    """A lock between processes, which the kernel frees when its owner dies. The file counts the changes of what it
     guards: the count goes up before a change, so that whoever comes after a crash reads everything anew."""
 
     def __init__(self, path: Path) -> None:

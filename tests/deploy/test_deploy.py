@@ -109,7 +109,7 @@ def test_volumes_and_the_images_files_are_there() -> None:
 HADOLINT = shutil.which("hadolint") or shutil.which("hadolint", path=Path(sys.executable).parent)
 
 
-@pytest.mark.skipif(HADOLINT is None, reason="there is no hadolint on this machine")
+@pytest.mark.skipif(HADOLINT is None, reason="missing: hadolint")
 def test_the_image_is_made_as_hadolint_has_it() -> None:
     """Debian's packages are its release's: a version that is named is soon gone from the mirrors."""
     command = [str(HADOLINT), "--no-color", "--ignore", "DL3008", str(DEPLOY / "docker" / "Dockerfile")]
@@ -136,7 +136,7 @@ def test_dashboard_and_alerts_ask_for_metrics_that_nodes_have() -> None:
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool on this machine")
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="missing: promtool")
 def test_alerts_fire_at_what_they_say_and_at_nothing_else() -> None:
     for command in (["check", "config", "--syntax-only", "prometheus.yml"], ["test", "rules", "alerts.test.yml"]):
         done = subprocess.run(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat")
-nbclient = pytest.importorskip("nbclient")
+nbformat = pytest.importorskip("nbformat", reason="missing: nbformat")
+nbclient = pytest.importorskip("nbclient", reason="missing: nbclient")
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 IN_ORDER = ("round", "seal", "model")

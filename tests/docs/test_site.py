@@ -15,14 +15,14 @@ SITE = Path(__file__).parents[2] / "build" / "site"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PAGES = sorted(SITE.rglob("*.html"))
 if not PAGES:
-    pytest.skip("no site: `make docs` writes one", allow_module_level=True)
+    pytest.skip("missing: the site, which `make docs` writes", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
-        pytest.skip("no Chromium is installed (Debian: apt-get install chromium)")
-    with pytest.importorskip("playwright.sync_api").sync_playwright() as driver:
+        pytest.skip("missing: Chromium (Debian: apt-get install chromium)")
+    with pytest.importorskip("playwright.sync_api", reason="missing: playwright").sync_playwright() as driver:
         opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         yield opened
         opened.close()

@@ -81,7 +81,7 @@ def kind(request: pytest.FixtureRequest) -> str:
         pytest.skip(f"{request.param} takes minutes: `make chaos`")
     for name, program in (("anvil", ANVIL), ("hardhat", HARDHAT)):
         if request.param == name and not program.exists():
-            pytest.skip(f"{name} is not installed: npm ci in contracts/")
+            pytest.skip(f"missing: {name}: npm ci in contracts/")
     return str(request.param)
 
 

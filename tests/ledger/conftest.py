@@ -326,7 +326,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield request.getfixturevalue("embedded")
         return
     if not ANVIL.exists():
-        pytest.skip("anvil is not installed: npm ci in contracts/")
+        pytest.skip("missing: anvil: npm ci in contracts/")
     world = World("anvil", tmp_path_factory.mktemp("anvil"))
     yield world
     world.stop(kill=True)
@@ -337,7 +337,7 @@ def any_chain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """Each chain node there is, hardhat's too; of its own, as it may be taken back."""
     for kind, program in (("anvil", ANVIL), ("hardhat", HARDHAT)):
         if request.param == kind and not program.exists():
-            pytest.skip(f"{kind} is not installed: npm ci in contracts/")
+            pytest.skip(f"missing: {kind}: npm ci in contracts/")
     world = World(request.param, tmp_path_factory.mktemp(request.param))
     yield world
     world.stop(kill=True)

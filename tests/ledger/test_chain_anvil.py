@@ -29,7 +29,7 @@ SENDER = Account.from_key("0x" + "5a" * 32)
 @pytest.fixture
 def anvil() -> Iterator[str]:
     if not ANVIL.exists():
-        pytest.skip("anvil is not installed (npm --prefix contracts ci)")
+        pytest.skip("missing: anvil: npm ci in contracts/")
     port = lasting_port()
     # Prague on both sides: its calldata floor (EIP-7623) shows in the gas of large transactions.
     options = ["--block-time", "1", "--hardfork", "prague", "--chain-id", "31337", "--silent", "--accounts", "1"]

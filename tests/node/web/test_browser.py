@@ -30,8 +30,8 @@ AXE = Path(__file__).parents[3] / "contracts" / "node_modules" / "axe-core" / "a
 RUN_PATH = f"/runs/0x{RUN.hex()}"
 ALL = {0: STEPS, 1: STEPS}
 if CHROMIUM is None:
-    pytest.skip("no Chromium is installed (Debian: apt-get install chromium)", allow_module_level=True)
-playwright = pytest.importorskip("playwright.sync_api")
+    pytest.skip("missing: Chromium (Debian: apt-get install chromium)", allow_module_level=True)
+playwright = pytest.importorskip("playwright.sync_api", reason="missing: playwright")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_it_draws_the_curve_and_shows_a_new_seal_by_itself(browser: Any, site: S
 def test_nobody_is_left_out(browser: Any, site: Site) -> None:
     """axe-core finds nothing, light or dark, wide or narrow; all that matters can be reached with the keyboard."""
     tab, said = opened(browser, color_scheme="light")
-    axe = AXE.read_text() if AXE.exists() else pytest.skip("axe-core is not installed: npm --prefix contracts ci")
+    axe = AXE.read_text() if AXE.exists() else pytest.skip("missing: axe-core: npm ci in contracts/")
     for scheme, width in (("light", 1280), ("dark", 390)):
         tab.emulate_media(color_scheme=scheme)
         tab.set_viewport_size({"width": width, "height": 900})

@@ -94,7 +94,7 @@ def test_every_family_is_loaded_as_it_was_trained(
 ) -> None:
     packages = None if release == 5 else TRANSFORMERS4
     if packages is not None and not packages.is_dir():
-        pytest.skip("no transformers 4 here: make .transformers4/.installed")
+        pytest.skip("missing: transformers 4: make .transformers4/.installed")
     found = _loaded([folder for folder, _ in pulled.values()], packages)
     wrong = {}
     for ((case, tokenised), (folder, logits)), one in zip(pulled.items(), found, strict=True):
