@@ -108,9 +108,9 @@ advisories: $(ADVISORIES)/.installed
 release-check: $(VENV)/bin/python
 	$(BIN)/python -m tests.packaging.release $(RELEASE)
 
-# The man pages, from the commands themselves.
+# The man pages, from the commands themselves, and the table of settings in docs/operator.md.
 man: $(VENV)/.installed
-	$(BIN)/python -m dlx.node.cli.manual docs/man
+	$(BIN)/python -m dlx.node.cli.manual docs
 
 # The documentation as a site: build/site/index.html.
 docs: $(VENV)/.docs $(MERMAID)

@@ -2,6 +2,7 @@
 relative link leads nowhere. Both follow from `source` in [tool.dlx-node]; without one there are none."""
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,6 +12,14 @@ ROOT = Path(__file__).parent
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SOURCE, TAG = SETTINGS["tool"]["dlx-node"]["source"].rstrip("/"), "v" + SETTINGS["project"]["version"]
 _RELATIVE = r"(?!https?://|#)([^)\"\s]+)"
+
+PACKAGES = ("contracts", "ground", "ledger", "node", "p2p", "training")
+
+if any(not (ROOT / "src" / "dlx" / name).is_dir() for name in PACKAGES):
+    sys.exit(
+        "the links in src/dlx lead to no folders: this checkout has no symbolic links. Clone with "
+        "`git clone -c core.symlinks=true` (on Windows inside WSL), or unpack with a program that keeps links."
+    )
 
 
 def absolute(text: str) -> str:

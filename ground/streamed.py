@@ -53,8 +53,8 @@ class Stream:
         self._takers = [(self._opened.enter_context(ThreadPoolExecutor(1, "stream")), take) for take in takers]
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
+    def __exit__(self, *raised: Any) -> None:
+        self._opened.__exit__(*raised)  # a full disk is told with the folder, which the draft knows
 
     def feed(self, data: Chunk) -> None:
         """The next piece: it must not change until it was taken (see `Buffers`). Raises OSError for a full disk, maybe

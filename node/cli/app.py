@@ -1,8 +1,8 @@
 """`dlx-node`: registers the verbs and turns expected failures into one line and an exit code.
 
-Exit codes: 0 fine, 1 failed, 2 usage, 3 not ready, 4 not all could be established (`home.finding.exit_code`). A verb is
-a module with a function `command`; it imports what is heavy inside that function, so that `--help` and the quick reads
-start at once.
+Exit codes: 0 fine, 1 failed, 2 usage, 3 not ready, 4 not all could be established (`home.diagnostics.exit_code`). A
+verb is the function `command` of the module that has its name, or a function with its name in the module of a related
+verb. A verb imports what is heavy inside its function, so that `--help` and the quick reads start at once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import typer
 from dlx.ground.errors import DlxError, cause, in_words
 from dlx.node.cli import options
 from dlx.node.cli.auditing import audit, watch
-from dlx.node.cli.devnet import chain, demo, deploy
-from dlx.node.cli.operate import logs, pause, peers, rank, start, status, top
+from dlx.node.cli.devnet import chain, demo
+from dlx.node.cli.operate import logs, start, status, top
 from dlx.node.cli.runs import data, evaluate, history, pull, run, serve, verify, web
 from dlx.node.cli.setup import config, doctor, init, keys
 from dlx.node.home import extras, sigbus
@@ -36,19 +36,19 @@ app = options.Verbs(
 app.command("demo")(demo.command)
 app.command("init")(init.command)
 app.command("chain")(chain.command)
-app.command("deploy")(deploy.command)
+app.command("deploy")(chain.deploy)
 app.add_typer(run.app, name="run")
 app.add_typer(data.app, name="data")
 app.add_typer(keys.app, name="keys")
 app.command("start")(start.command)
 app.command("doctor")(doctor.command)
-app.command("rank")(rank.command)
-app.command("pause")(pause.command)
-app.command("resume")(pause.resume)
+app.command("rank")(start.rank)
+app.command("pause")(start.pause)
+app.command("resume")(start.resume)
 app.add_typer(config.app, name="config")
 app.command("status")(status.command)
 app.command("top")(top.command)
-app.command("peers")(peers.command)
+app.command("peers")(status.peers)
 app.command("logs")(logs.command)
 app.command("history")(history.command)
 app.command("audit")(audit.command)
@@ -65,11 +65,11 @@ def main(arguments: list[str] | None = None) -> None:
     # Before numpy is loaded: arithmetic has threads of its own, and a library's would wait for them, turning.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing, which no config needs
-    sigbus.explained()
+    sigbus.end_with_a_line()
     _standard_streams()
     try:
         with extras.explained():
-            app(arguments)
+            sys.exit(app(arguments))
     except SystemExit as ended:
         try:
             sys.stdout.flush()  # here, where it can be told that it is full
@@ -94,12 +94,12 @@ def _explain(raised: Exception) -> NoReturn:
     error = cause(raised)
     if not isinstance(error, DlxError | OSError):
         raise raised
-    said = in_words(error)
+    line = in_words(error)
     if isinstance(error, OSError) and error.filename == _OUTPUT:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python itself writes to it as it ends
         if isinstance(error, BrokenPipeError):  # whoever read it has enough
             sys.exit(DlxError.exit_code)
-    sys.stderr.write(f"dlx-node: {said}\n")
+    sys.stderr.write(f"dlx-node: {line}\n")
     sys.exit(getattr(error, "exit_code", DlxError.exit_code))
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from dlx.ground.machine import stop_signals
 from dlx.node.cli import options
-from dlx.node.home.config import is_loopback
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.values import is_loopback
 
 
-def asked(bind: str, token_file: Path | None) -> tuple[str, int, str | None]:
+def listen_options(bind: str, token_file: Path | None) -> tuple[str, int, str | None]:
     """Host, port and token. Raises UsageFailure, and Failure where others may read the token's file."""
     host, port = _place(bind)
     token = None if token_file is None else _token(token_file)
@@ -22,7 +22,7 @@ def asked(bind: str, token_file: Path | None) -> tuple[str, int, str | None]:
     return host, port, token
 
 
-def until_stopped(found: socket.socket, app: Any, line: str) -> None:
+def serve_until_stopped(found: socket.socket, app: Any, line: str) -> None:
     """Serve on a listening socket until Ctrl-C; `line` is told once it answers."""
     import trio
 

@@ -1,10 +1,12 @@
-"""The man pages, made of the parser itself: `python -m dlx.node.cli.manual FOLDER` writes them (`make man`).
+"""The man pages and the operator's table of settings: `python -m dlx.node.cli.manual docs` writes them (`make man`).
 
-One page for each command that `dlx-node --help` shows; a group's page has all its commands.
+The pages are made from the parser itself: one for each command that `dlx-node --help` shows; a group's page has all its
+commands. The table is made from the fields of `home.settings`.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import typer.main
 
 from dlx.node.cli.app import app
+from dlx.node.home.settings import SETTINGS
 
 _NAME = "dlx-node"
 _EXITS = (
@@ -33,15 +36,46 @@ def pages() -> dict[str, str]:
     return found
 
 
-def write(folder: Path) -> None:
-    """Write all pages, and remove those of commands that are gone."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write(docs: Path) -> None:
+    """Write all pages, remove those of commands that are gone, and put the table into the operator's guide."""
+    folder = docs / "man"
+    folder.mkdir(exist_ok=True)
     made = pages()
     for old in folder.glob(f"{_NAME}*.1"):
         if old.name not in made:
             old.unlink()
     for name, text in made.items():
         (folder / name).write_text(text)
+    guide = docs / "operator.md"
+    guide.write_text(with_settings(guide.read_text()))
+
+
+def with_settings(guide: str) -> str:
+    """The operator's guide with a current table of settings between its two marks."""
+    before, begin, rest = guide.partition("<!-- settings: `make man` writes this table -->\n")
+    _, end, after = rest.partition("<!-- end of settings -->\n")
+    return f"{before}{begin}\n{settings_table(guide)}\n{end}{after}"
+
+
+def settings_table(guide: str) -> str:
+    """All settings, with links to the guide's sections that have more."""
+    lines = ["| `config.toml` | option | environment | default | |", "|---|---|---|---|---|"]
+    for key, setting in SETTINGS.items():
+        more = f" See {_link(guide, setting.section)}." if setting.section else ""
+        names = f"`{key}` | `{setting.option}` | `{setting.environment}`"
+        default = setting.default_text
+        shown = default if default == "none" and setting.default != default else f"`{default}`"
+        lines.append(f"| {names} | {shown} | {setting.help.replace('<', '&lt;')}{more} |")
+    return "\n".join(lines) + "\n"
+
+
+def _link(guide: str, section: str) -> str:
+    """To the section of that name, whatever its number. Raises ValueError where there is none."""
+    found = re.search(rf"^#+ ([\d.]+) {re.escape(section)}$", guide, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"docs/operator.md has no section {section}, which a setting in node/home/settings.py names")
+    anchor = f"{found[1]} {section}".lower().replace(".", "").replace(" ", "-")
+    return f"[{section}](#{anchor})"
 
 
 def _page(command: Any, path: str, listed: bool) -> str:

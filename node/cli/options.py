@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, Optional
 
 import msgspec
 import typer
@@ -18,16 +20,21 @@ from typer.main import get_current_context
 
 from dlx.ground.untrusted import escaped, printable
 from dlx.node.home import citation, config
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
-from dlx.node.home.diagnostics import Finding
+from dlx.node.home.diagnostics import Diagnosis
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.home.formatting import color_system
+from dlx.node.home.settings import DEFAULTS, SETTINGS, Setting, Settings
 
-_DEFAULTS = Settings()
 
+class _Help:
+    """Help without a type beside flags, as `--json` takes no value, and plain where NO_COLOR asks for that."""
 
-class _Flags:
-    """Help without a type beside flags: `--json` takes no value."""
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from typer import rich_utils  # slow to import
+
+        rich_utils.COLOR_SYSTEM = color_system()
+        super().format_help(ctx, formatter)  # type: ignore[misc]
 
     def get_params(self, ctx: Any) -> Any:
         found = super().get_params(ctx)  # type: ignore[misc]
@@ -37,18 +44,18 @@ class _Flags:
         return found
 
 
-class _Command(_Flags, TyperCommand):
+class _Command(_Help, TyperCommand):
     pass
 
 
-class _Group(_Flags, TyperGroup):
+class _Group(_Help, TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except EOFError as error:  # a prompt that nobody answers is an Abort by now; typer would make one of this, too
             at = traceback.extract_tb(error.__traceback__)[-1]
-            said = f"data ended too soon in {at.filename}, line {at.lineno} ({error or 'EOFError'})"
-            raise Failure(f"{said}: a file of the installation may be cut short, or a process ended") from error
+            problem = f"data ended too soon in {at.filename}, line {at.lineno} ({error or 'EOFError'})"
+            raise Failure(f"{problem}: a file of the installation may be cut short, or a process ended") from error
 
 
 class Verbs(typer.Typer):
@@ -57,64 +64,83 @@ class Verbs(typer.Typer):
     def __init__(self, **given: Any) -> None:
         super().__init__(cls=_Group, no_args_is_help=True, **given)
 
+    def __call__(self, *arguments: Any, **given: Any) -> int:
+        """The exit code. Raises UsageFailure for what the parser does not take: all wrong usage looks one way."""
+        try:
+            return super().__call__(*arguments, prog_name="dlx-node", standalone_mode=False, **given) or 0
+        except typer.TyperException as error:
+            context = getattr(error, "ctx", None)
+            why = error.format_message().rstrip(".")
+            if not why:  # a group without a command: its help is shown already
+                return error.exit_code
+            see = context.command_path if context else "dlx-node"
+            raise UsageFailure(f"{why[0].lower()}{why[1:]}: see `{see} --help`") from None
+
     def command(self, name: str | None = None, **given: Any) -> Any:
         return super().command(name, cls=_Command, **given)
 
 
-_METAVARS = {"schedule": "HOURS", "rpc_url": "URL", "devices": "DEVICES", "rendezvous": "HOST:PORT"}
+class Given(NamedTuple):
+    """What the command line says of a folder and its settings."""
+
+    datadir: Path | None
+    settings: dict[str, Any]  # by key; None or an empty list where an option was not given
 
 
-def setting(key: str) -> Any:
-    """The option of a setting: what it means, its environment variable and its default come from node.home.config."""
-    default = getattr(_DEFAULTS, key)
-    shown = " ".join(default) if isinstance(default, tuple) else "off" if default is False else str(default)
-    return typer.Option(
-        "--" + key.replace("_", "-"),
-        help=f"{config.HELP[key]} (env DLX_{key.upper()})",
-        metavar=_METAVARS.get(key, "MULTIADDR" if isinstance(default, tuple) else None),
-        show_default=shown or "none",
-    )
-
+LEDGER = ("rpc_url", "chain_id", "ledger")
+FEES = ("max_fee", "max_tip", "daily_budget")
 
 DataDirOption = Annotated[
     Path | None,
     typer.Option("--datadir", help="The node's folder. (env DLX_HOME)", show_default="~/.dlx/<network>"),
 ]
-NetworkOption = Annotated[str | None, setting("network")]
-RpcUrlOption = Annotated[list[str] | None, setting("rpc_url")]
-ChainIdOption = Annotated[int | None, setting("chain_id")]
-LedgerOption = Annotated[str | None, setting("ledger")]
-MaxFeeOption = Annotated[float | None, setting("max_fee")]
-MaxTipOption = Annotated[float | None, setting("max_tip")]
-DailyBudgetOption = Annotated[float | None, setting("daily_budget")]
-ListenOption = Annotated[list[str] | None, setting("listen")]
-AnnounceOption = Annotated[list[str] | None, setting("announce")]
-BootstrapOption = Annotated[list[str] | None, setting("bootstrap")]
-HttpHostOption = Annotated[str | None, setting("http_host")]
-HttpPortOption = Annotated[int | None, setting("http_port")]
-LogFormatOption = Annotated[str | None, setting("log_format")]
-PasswordFileOption = Annotated[str | None, setting("password_file")]
-SiteOption = Annotated[str | None, setting("site")]
-PrivateDataOption = Annotated[str | None, setting("private_data")]
-DeviceOption = Annotated[str | None, setting("device")]
-RanksOption = Annotated[int | None, setting("ranks")]
-DevicesOption = Annotated[list[str] | None, setting("devices")]
-MachinesOption = Annotated[int | None, setting("machines")]
-RendezvousOption = Annotated[str | None, setting("rendezvous")]
-TensorParallelOption = Annotated[int | None, setting("tensor_parallel")]
-ThreadsOption = Annotated[str | None, setting("threads")]
-CompileOption = Annotated[bool | None, setting("compile")]
-CheckpointActivationsOption = Annotated[str | None, setting("checkpoint_activations")]
-DiskQuotaOption = Annotated[str | None, setting("disk_quota")]
-DiskFloorOption = Annotated[str | None, setting("disk_floor")]
-DataCacheOption = Annotated[str | None, setting("data_cache")]
-MirrorDataOption = Annotated[bool | None, setting("mirror_data")]
-AuditShareOption = Annotated[float | None, setting("audit_share")]
-UpLimitOption = Annotated[str | None, setting("up_limit")]
-DownLimitOption = Annotated[str | None, setting("down_limit")]
-ScheduleOption = Annotated[list[str] | None, setting("schedule")]
-WhenIdleOption = Annotated[bool | None, setting("when_idle")]
-RestingOption = Annotated[str | None, setting("resting")]
+
+
+def of_folder(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The decorated command is about a node's folder: it takes --datadir, --network and the options of these settings,
+    after its own options and before --json. Its first parameter is what they say, a `Given`."""
+    return _taking(*dict.fromkeys(("datadir", "network", *keys)))
+
+
+def of_settings(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """As `of_folder`, for a command that has no data folder."""
+    return _taking(*keys)
+
+
+def _taking(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        options = [_parameter(name) for name in names]
+        parameters = sorted([*own, *options], key=lambda one: (one.name == "json", one in options))
+
+        def taking(**given: Any) -> None:
+            settings = {name: given.pop(name) for name in names}
+            command(Given(settings.pop("datadir", None), settings), **given)
+
+        taking.__name__, taking.__doc__ = command.__name__, command.__doc__
+        taking.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what typer goes by
+            [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+        )
+        return taking
+
+    return decorate
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    annotation = DataDirOption if name == "datadir" else _option(SETTINGS[name])
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _option(setting: Setting) -> Any:
+    option = typer.Option(
+        setting.option,
+        help=f"{setting.help} (env {setting.environment})",
+        metavar=setting.metavar,
+        show_default=setting.default_text,
+    )
+    return Annotated[Optional[setting.option_type], option]  # noqa: UP045
+
+
 BlobsOption = Annotated[
     list[Path] | None,
     typer.Option(
@@ -154,26 +180,24 @@ RunOption = Annotated[str | None, typer.Option("--run", **_RUN)]
 RunArgument = Annotated[str | None, typer.Argument(**_RUN)]
 
 
-def folder(
-    datadir: Path | None, network: str | None, *, may_be_new: bool = False, **flags: Any
-) -> tuple[DataDir, Settings]:
-    """The data folder and its settings; `flags` are setting options as given, None where they were not.
+def folder(given: Given, *, may_be_new: bool = False) -> tuple[DataDir, Settings]:
+    """The data folder and its settings.
 
     Raises UsageFailure for a folder that is named and not there, or is no node's, unless the command may make it.
     """
-    name = network or os.environ.get("DLX_NETWORK") or _DEFAULTS.network
-    found = DataDir.locate(datadir, name, os.environ)
+    name = given.settings.get("network") or os.environ.get(SETTINGS["network"].environment) or DEFAULTS.network
+    found = DataDir.locate(given.datadir, name, os.environ)
     if may_be_new:
         check_new_place(found.root)
     else:
-        _check_place(found, named=bool(datadir or os.environ.get("DLX_HOME")))
-    given = {key: value for key, value in flags.items() if value != []}  # typer's word for a list not given
+        _check_place(found, named=bool(given.datadir or os.environ.get("DLX_HOME")))
+    flags = {key: value for key, value in given.settings.items() if value != []}  # typer's word for a list not given
     if (cited := _cited()) is not None:
         for key, value in (("chain_id", cited.chain_id), ("ledger", cited.ledger)):
-            if str(given.get(key) or value).lower() != str(value).lower():
-                raise UsageFailure(f"{cited} is of {key} {value}, --{key.replace('_', '-')} says {given[key]}")
-            given[key] = value
-    return found, config.load(found, {"network": network, **given}, os.environ)
+            if str(flags.get(key) or value).lower() != str(value).lower():
+                raise UsageFailure(f"{cited} is of {key} {value}, {SETTINGS[key].option} says {flags[key]}")
+            flags[key] = value
+    return found, config.load(found, flags, os.environ)
 
 
 def cited_version(round: int | None) -> int | None:
@@ -265,13 +289,13 @@ def print_fields(fields: list[tuple[str, Any]]) -> None:
         console().print(Text(f"{name:<{width}}  ") + shown, soft_wrap=True)
 
 
-def print_finding(finding: Finding) -> None:
+def print_diagnosis(diagnosis: Diagnosis) -> None:
     """One line, and one more with what mends it."""
-    colour = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}[finding.verdict]
-    line = Text(f"{finding.verdict}  ", style=colour) + Text(f"{finding.check:<14}{printable(finding.said)}")
+    colour = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}[diagnosis.verdict]
+    line = Text(f"{diagnosis.verdict}  ", style=colour) + Text(f"{diagnosis.check:<14}{printable(diagnosis.text)}")
     console().print(line, soft_wrap=True)
-    if finding.mend:
-        console().print(Text(f"{'':<20}mend: {printable(finding.mend)}"), soft_wrap=True)
+    if diagnosis.mend:
+        console().print(Text(f"{'':<20}mend: {printable(diagnosis.mend)}"), soft_wrap=True)
 
 
 def amber(text: str) -> Text:
@@ -281,4 +305,5 @@ def amber(text: str) -> Text:
 
 def console() -> Console:
     """The terminal, or 200 columns where there is none."""
-    return Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
+    width = None if sys.stdout.isatty() else 200
+    return Console(width=width, highlight=False, markup=False, color_system=color_system())

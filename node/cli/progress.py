@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dlx.ground.untrusted import printable
+from dlx.node.home.formatting import color_system
 
 _LOG_SECONDS = 10.0  # between two lines in a log of how far it is
 
@@ -52,6 +53,7 @@ def of_bytes(what: str, json: bool = False) -> Iterator[Callable[[int, int], Non
 
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     hidden = json or not sys.stderr.isatty()
-    with Bar(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
+    console = Console(stderr=True, color_system=color_system())
+    with Bar(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

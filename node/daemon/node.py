@@ -38,13 +38,13 @@ from dlx.node.daemon.metrics import Metrics, SealCounter, Traffic
 from dlx.node.daemon.slot.assignment import Assignment
 from dlx.node.daemon.supervisor import ReportHealthy, Supervisor
 from dlx.node.home import logs
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.keys.identity import Account, NodeKey
 from dlx.node.home.keys.site import Site
 from dlx.node.home.keys.slashing_protection import SlashingProtection
 from dlx.node.home.ledgers import ask_first_funds
+from dlx.node.home.settings import Settings
 from dlx.node.round.challenges.draw import MOST_WINDOW
 from dlx.node.round.rules.deals import Deals
 from dlx.node.round.rules.plans import CATCH_UP_ROUNDS, Terms, seals_needed

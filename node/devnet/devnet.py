@@ -31,6 +31,7 @@ from dlx.node.home import config
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.keys import identity
+from dlx.node.home.values import is_loopback
 from dlx.node.trainer.spawn import SHARED, ForkServer
 from dlx.training.models.placement import cores
 
@@ -217,7 +218,7 @@ class Devnet:
         """Start the embedded chain, or restart it where its nodes look for it; `rpc_url` is known afterwards."""
         port = port or (self._last_port() if self._processes else 0)
         arguments = ["chain", "--datadir", str(self.root), "--port", str(port)]
-        arguments += ["--host", self.address("chain"), *([] if config.is_loopback(self.address("chain")) else [_OPEN])]
+        arguments += ["--host", self.address("chain"), *([] if is_loopback(self.address("chain")) else [_OPEN])]
         pace = [] if self.shape.block_time is None else ["--block-time", str(self.shape.block_time)]
         process = self._spawn("chain", [*PROGRAM, *arguments, *pace])
         url_file = DataDir(self.root).contracts

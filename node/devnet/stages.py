@@ -13,18 +13,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import IO, Any
-
-from msgspec.structs import asdict
 
 from dlx.ground import durable
 from dlx.ground.machine import expand, stop_signals
 from dlx.node.devnet.server import PROGRAM, end_with_parent
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.keys import identity
 from dlx.node.home.keys import site as sites
 from dlx.node.home.ledgers import ledger_client, reachable_chain
+from dlx.node.home.settings import SETTINGS, Settings
 from dlx.node.runs import find
 from dlx.node.trainer.spawn import SHARED, ForkServer
 
@@ -63,7 +62,7 @@ def environment(settings: Settings, stage: int) -> dict[str, str]:
         "password_file": settings.password_file and str(expand(settings.password_file).absolute()),
         "private_data": settings.private_data and str(expand(settings.private_data).absolute()),
     }
-    return {f"DLX_{key.upper()}": _text(value) for key, value in given.items()}
+    return {SETTINGS[key].environment: _text(value) for key, value in given.items()}
 
 
 def _own_port(address: str, stage: int) -> str:

@@ -14,7 +14,7 @@ from dlx.ground.constants import MICRO
 from dlx.ground.untrusted import printable
 from dlx.node.devnet.demo import Observed
 from dlx.node.devnet.devnet import Devnet
-from dlx.node.home.formatting import counted, size
+from dlx.node.home.formatting import color_system, counted, size
 
 
 class Dashboard:
@@ -22,7 +22,8 @@ class Dashboard:
 
     def __init__(self, devnet: Devnet) -> None:
         self._devnet = devnet
-        self._console = Console(file=sys.stderr, highlight=False, width=None if sys.stderr.isatty() else 200)
+        width = None if sys.stderr.isatty() else 200
+        self._console = Console(file=sys.stderr, highlight=False, width=width, color_system=color_system())
         self._live = Live(console=self._console, refresh_per_second=4, transient=True, auto_refresh=False)
 
     def __enter__(self) -> Dashboard:

@@ -136,14 +136,14 @@ class NotPrivate(Failure):
 
     def __init__(self, paths: list[Path]) -> None:
         mode = stat.S_IMODE(paths[0].stat().st_mode)
-        self.said = f"{paths[0]} holds a secret but its mode is {mode:04o}"
-        self.said += f", and {len(paths) - 1} more" if len(paths) > 1 else ""
+        self.problem = f"{paths[0]} holds a secret but its mode is {mode:04o}"
+        self.problem += f", and {len(paths) - 1} more" if len(paths) > 1 else ""
         if durable.keeps_modes(paths[0].parent):
             self.mend = shlex.join(["chmod", "600", *map(str, paths)])
-            super().__init__(f"{self.said}: run `{self.mend}`")
+            super().__init__(f"{self.problem}: run `{self.mend}`")
         else:
             self.mend = "move it to a file system that keeps modes: this one does not, so that chmod changes nothing"
-            super().__init__(f"{self.said}: {self.mend}")
+            super().__init__(f"{self.problem}: {self.mend}")
 
 
 def check_private(*paths: Path) -> None:

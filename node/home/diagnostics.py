@@ -3,17 +3,17 @@
 from collections.abc import Collection
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 PASS: Literal["PASS"] = "PASS"
 WARN: Literal["WARN"] = "WARN"
 FAIL: Literal["FAIL"] = "FAIL"
 
 
-class Finding(Struct, frozen=True):
+class Diagnosis(Struct, frozen=True):
     check: str
     verdict: Literal["PASS", "WARN", "FAIL"]
-    said: str
+    text: str = field(name="said")  # in JSON
     mend: str = ""  # a command, or what to change
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import msgspec
 
@@ -36,7 +35,8 @@ class MissingExtra(NotReady):
 def install(extra: str) -> str:
     """The command that adds an extra, from where this distribution came: a clone, a wheel's file, an address, or else
     the package index that it was taken from."""
-    from importlib.metadata import PackageNotFoundError, distribution  # slow to import
+    from importlib.metadata import PackageNotFoundError, distribution  # slow to import, as the next
+    from urllib.request import url2pathname
 
     try:
         found = msgspec.json.decode(distribution("dlx-node").read_text("direct_url.json") or "{}", type=_Origin)

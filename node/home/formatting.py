@@ -1,8 +1,15 @@
-"""How numbers are written for people; exact ones are in --json and in the logs."""
+"""How numbers are written for people; exact ones are in --json and in the logs. And whether terminals get styles."""
 
+import os
 from collections.abc import Mapping
+from typing import Literal
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def color_system() -> Literal["auto"] | None:
+    """What a rich console is given: None where NO_COLOR asks for plain text, with neither colours nor bold."""
+    return None if os.environ.get("NO_COLOR") else "auto"
 
 
 def size(count: float) -> str:

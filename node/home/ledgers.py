@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from decimal import Decimal
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from coincurve import PrivateKey
-from msgspec.structs import replace
 
 from dlx.ground import durable, machine
 from dlx.ledger.abi import checksum
 from dlx.node.home import extras
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
+from dlx.node.home.settings import Settings
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
@@ -61,7 +61,7 @@ def open_ledger(settings: Settings, datadir: DataDir, key: bytes | None = None) 
 @contextmanager
 def reachable_chain(settings: Settings, datadir: DataDir) -> Iterator[Settings]:
     """The settings with the URL where their chain answers: a folder's own embedded chain that does not run is started
-    for as long as this lasts."""
+    for as long as this lasts. Raises UsageFailure for one with another chain id."""
     if settings.ledger and _is_own_chain(settings, datadir) and not _serves(settings.rpc_url[0], settings):
         with _own_chain(datadir.chain, settings) as rpc_url:
             yield replace(settings, rpc_url=(rpc_url,))
@@ -191,8 +191,19 @@ def _check_chain(rpc_url: Sequence[str], expected: int) -> None:
 
 
 def _is_own_chain(settings: Settings, datadir: DataDir) -> bool:
+    """Raises UsageFailure for its own with another chain id."""
     own = read_contracts(datadir)
-    return own is not None and ((own["rpc_url"],), own["ledger"]) == (settings.rpc_url, settings.ledger)
+    if own is None or ((own["rpc_url"],), own["ledger"]) != (settings.rpc_url, settings.ledger):
+        return False
+    check_chain_id(datadir, settings.chain_id)
+    return True
+
+
+def check_chain_id(datadir: DataDir, chain_id: int) -> None:
+    """Raises UsageFailure where the folder has an embedded chain with another id."""
+    own = read_contracts(datadir)
+    if own is not None and own["chain_id"] != chain_id:
+        raise UsageFailure(f"{datadir.chain} is on chain {own['chain_id']}, not {chain_id}: check --chain-id")
 
 
 def _serves(rpc_url: str, settings: Settings) -> bool:

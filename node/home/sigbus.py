@@ -16,7 +16,7 @@ _LINE = (
 )
 
 
-def explained() -> None:
+def end_with_a_line() -> None:
     """From now on, in this process and none that it starts."""
     library = ctypes.CDLL(None)
     library.signal.restype = ctypes.c_void_p

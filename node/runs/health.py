@@ -19,11 +19,12 @@ import psutil
 from dlx.ground.machine import nearest
 from dlx.node import version
 from dlx.node.home import extras
-from dlx.node.home.config import Settings, shown_urls
+from dlx.node.home.config import redacted_urls
 from dlx.node.home.datadir import DataDir, NotPrivate
-from dlx.node.home.diagnostics import FAIL, PASS, WARN, Finding
+from dlx.node.home.diagnostics import FAIL, PASS, WARN, Diagnosis
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.formatting import size
+from dlx.node.home.settings import Settings
 from dlx.training.models.placement import cores
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ CLOCK_BEHIND, CLOCK_AHEAD = 5.0, 60.0  # s between this clock and the newest blo
 _PYTHON = (3, 11)
 
 
-def quick(folder: DataDir, settings: Settings) -> Iterator[Finding]:
+def quick(folder: DataDir, settings: Settings) -> Iterator[Diagnosis]:
     """What can be told of this machine and folder at once."""
     yield _versions()
     yield _secrets(folder, settings)
@@ -44,7 +45,7 @@ def quick(folder: DataDir, settings: Settings) -> Iterator[Finding]:
     yield _threads(folder, settings)
 
 
-def keys(folder: DataDir, settings: Settings) -> tuple[Finding, Account | None]:
+def keys(folder: DataDir, settings: Settings) -> tuple[Diagnosis, Account | None]:
     """Whether the password opens the folder's keys; and the account. Takes a second."""
     from dlx.node.home.keys import identity
 
@@ -52,43 +53,45 @@ def keys(folder: DataDir, settings: Settings) -> tuple[Finding, Account | None]:
         account = identity.load_account(folder, settings)
         peer_id = identity.load_node_key(folder, settings).peer_id
     except NotPrivate as error:
-        return Finding("password", FAIL, error.said, error.mend), None
+        return Diagnosis("password", FAIL, error.problem, error.mend), None
     except Failure as error:
-        return Finding("password", FAIL, str(error), _init(folder)), None
-    return Finding("password", PASS, f"opens account {account.address} and the key of peer {peer_id}"), account
+        return Diagnosis("password", FAIL, str(error), _init(folder)), None
+    return Diagnosis("password", PASS, f"opens account {account.address} and the key of peer {peer_id}"), account
 
 
-def endpoints(client: LedgerClient, folder: DataDir, settings: Settings) -> Iterator[Finding]:
+def endpoints(client: LedgerClient, folder: DataDir, settings: Settings) -> Iterator[Diagnosis]:
     """Each chain node: whether it answers, by which chain id, and how old its newest block is by this clock."""
     from dlx.ledger.errors import LedgerError, WrongLedger
 
     other = _set(folder, "rpc_url", "URL")
     for url, rpc in zip(settings.rpc_url, client.rpc.with_patience(3.0).each(), strict=True):
-        name = shown_urls([url])
+        name = redacted_urls([url])
         try:
             found, head = rpc.chain_id(), rpc.head()
         except WrongLedger as error:
-            yield Finding("chain", FAIL, str(error), f"{other}, or {_set(folder, 'chain_id', 'NUMBER')}")
+            yield Diagnosis("chain", FAIL, str(error), f"{other}, or {_set(folder, 'chain_id', 'NUMBER')}")
             continue
         except LedgerError as error:
-            yield Finding("chain", FAIL, str(error), f"start `dlx-node chain` there, or {other}")
+            yield Diagnosis("chain", FAIL, str(error), f"start `dlx-node chain` there, or {other}")
             continue
-        yield Finding("chain", PASS, f"{name} answers for chain {found}, block {head.number:,}")
+        yield Diagnosis("chain", PASS, f"{name} answers for chain {found}, block {head.number:,}")
         yield clock(time.time(), head.time)
 
 
-def clock(now: float, block_time: float) -> Finding:
+def clock(now: float, block_time: float) -> Diagnosis:
     """Nothing of the protocol depends on this machine's clock; logs and a person's reading of them do."""
     age, mend = now - block_time, "timedatectl set-ntp true"
     if age < -CLOCK_BEHIND:
-        return Finding("clock", WARN, f"{-age:.0f} s behind the newest block: the node goes by the chain's time", mend)
+        return Diagnosis(
+            "clock", WARN, f"{-age:.0f} s behind the newest block: the node goes by the chain's time", mend
+        )
     if age > CLOCK_AHEAD:
         text = f"the newest block is {age:.0f} s old: this clock is ahead, or the chain stands still"
-        return Finding("clock", WARN, f"{text}; the node goes by the chain's time", mend)
-    return Finding("clock", PASS, f"agrees with the newest block's time, {max(0.0, age):.0f} s ago")
+        return Diagnosis("clock", WARN, f"{text}; the node goes by the chain's time", mend)
+    return Diagnosis("clock", PASS, f"agrees with the newest block's time, {max(0.0, age):.0f} s ago")
 
 
-def contracts(client: LedgerClient, folder: DataDir) -> Finding:
+def contracts(client: LedgerClient, folder: DataDir) -> Diagnosis:
     """Whether this version's ledger is at the address."""
     from dlx.ledger.errors import LedgerError, LedgerUnavailable
 
@@ -96,20 +99,20 @@ def contracts(client: LedgerClient, folder: DataDir) -> Finding:
         client.connect()
     except LedgerUnavailable as error:
         mend = f"wait until the chain node has synced, or {_set(folder, 'ledger', 'ADDRESS')}"
-        return Finding("ledger", FAIL, str(error), mend)
+        return Diagnosis("ledger", FAIL, str(error), mend)
     except LedgerError as error:
         mend = f"{_set(folder, 'ledger', 'ADDRESS')}: `dlx-node chain` and `dlx-node deploy` print it"
-        return Finding("ledger", FAIL, str(error), mend)
-    return Finding("ledger", PASS, f"{client.ledger} has this version's contracts")
+        return Diagnosis("ledger", FAIL, str(error), mend)
+    return Diagnosis("ledger", PASS, f"{client.ledger} has this version's contracts")
 
 
-def no_ledger(folder: DataDir) -> Finding:
-    return Finding("ledger", FAIL, "no ledger is set", _set(folder, "ledger", "ADDRESS"))
+def no_ledger(folder: DataDir) -> Diagnosis:
+    return Diagnosis("ledger", FAIL, "no ledger is set", _set(folder, "ledger", "ADDRESS"))
 
 
 def funds(
     client: LedgerClient, folder: DataDir, settings: Settings, account: str, replicas: int, rounds: int
-) -> Finding:
+) -> Diagnosis:
     """Whether the account can pay a slot, and its part of the seals of so many rounds, at the present price of gas."""
     from dlx.ledger.client import most_gas
     from dlx.ledger.errors import LedgerError
@@ -121,20 +124,22 @@ def funds(
         now = price(client.rpc, head, limits_of(settings))
         pays = str(client.rpc.call("web3_clientVersion")).startswith("dlx-chain/")
     except LedgerError as error:
-        return Finding("funds", FAIL, str(error), _set(folder, "max_fee", "GWEI"))
+        return Diagnosis("funds", FAIL, str(error), _set(folder, "max_fee", "GWEI"))
     if balance == 0 and pays:
-        return Finding("funds", PASS, "none yet: this chain's faucet pays the first ones at `start`")
+        return Diagnosis("funds", PASS, "none yet: this chain's faucet pays the first ones at `start`")
     joining = (most_gas("register") + most_gas("joinRun")) * now.max_fee
     each = most_gas("seal", replicas) * min(now.max_fee, (head.base_fee or 0) + now.tip) // max(1, replicas)
     lasts = max(0, balance - joining) // each if each else rounds
     text, mend = f"{eth(balance)} ETH", f"send ETH to {account}"
     if balance < joining:
-        return Finding("funds", FAIL, f"{text}; to register and join may take {eth(joining)}", mend)
+        return Diagnosis("funds", FAIL, f"{text}; to register and join may take {eth(joining)}", mend)
     verdict = PASS if lasts >= rounds else WARN
-    return Finding("funds", verdict, f"{text} last for about {lasts:,} rounds", "" if verdict == PASS else mend)
+    return Diagnosis("funds", verdict, f"{text} last for about {lasts:,} rounds", "" if verdict == PASS else mend)
 
 
-def machine(folder: DataDir, settings: Settings, manifest: Manifest, view: RunView, stage: int | None) -> list[Finding]:
+def machine(
+    folder: DataDir, settings: Settings, manifest: Manifest, view: RunView, stage: int | None
+) -> list[Diagnosis]:
     """This machine's memory and disk against what `run plan` says of a stage; None: of the one that takes most.
     Raises UsageFailure for a stage that the run has not."""
     from dlx.node.runs.upkeep import upkeep
@@ -144,7 +149,7 @@ def machine(folder: DataDir, settings: Settings, manifest: Manifest, view: RunVi
     try:
         settled = settle(settings.placement)
     except PlacementError as error:
-        return [Finding("device", FAIL, str(error), _set(folder, "device", "auto"))]
+        return [Diagnosis("device", FAIL, str(error), _set(folder, "device", "auto"))]
     planned = costs(manifest, settled, settled.ranks)
     replicas = max(1, len(view.complete_replicas()))
     chosen = [cost for cost in planned if stage in (None, cost.stage)]
@@ -152,49 +157,49 @@ def machine(folder: DataDir, settings: Settings, manifest: Manifest, view: RunVi
         raise UsageFailure(f"--stage {stage}: the run has stages 0 to {len(planned) - 1}")
     memory = max(cost.memory.host for cost in chosen) * settled.ranks
     disk = max(upkeep(manifest, cost, replicas).disk for cost in chosen)
-    found = [Finding("device", PASS, str(settled))]
+    found = [Diagnosis("device", PASS, str(settled))]
     available = psutil.virtual_memory().available
     what = "the largest stage" if stage is None else f"stage {stage}"
     text = f"{what} takes {size(memory)} of main memory; {size(available)} are free"
     enough = available >= memory
     less = _set(folder, "checkpoint_activations", "layers")
     mend = "" if enough else f"free memory, ask for a smaller --stage, or {less}"
-    found.append(Finding("memory", PASS if enough else WARN, text, mend))
+    found.append(Diagnosis("memory", PASS if enough else WARN, text, mend))
     if settled.device.startswith("cuda"):
         found.append(_device_memory(settled.device, what, max(cost.memory.device for cost in chosen), less))
     free = shutil.disk_usage(nearest(folder.root)).free - settings.disk_floor + _held(folder.blobs)
     text = f"{what} takes up to {size(disk)} of the disk; {size(max(0, free))} may be had"
-    found.append(Finding("plan", PASS if free >= disk else WARN, text, "" if free >= disk else _MORE_ROOM))
+    found.append(Diagnosis("plan", PASS if free >= disk else WARN, text, "" if free >= disk else _MORE_ROOM))
     return found
 
 
-def arithmetic() -> Finding:
+def arithmetic() -> Diagnosis:
     """Whether this machine computes the network's bits."""
     from dlx.training import selftest
 
     try:
         selftest.run()
     except selftest.SelfTestError as error:
-        return Finding(
+        return Diagnosis(
             "self-test", FAIL, str(error), "pip install --force-reinstall -c requirements/constraints.txt numpy"
         )
-    return Finding("self-test", PASS, "computes the bits that all others do")
+    return Diagnosis("self-test", PASS, "computes the bits that all others do")
 
 
 _MORE_ROOM = "make room, or name a folder on another disk by --datadir"
 
 
-def _versions() -> Finding:
+def _versions() -> Diagnosis:
     python = platform.python_version_tuple()
     here = {name: _installed(name) for name in ("libp2p", "web3", "torch")}
     text = ", ".join([f"dlx-node {version()}", f"python {platform.python_version()}", *map(" ".join, here.items())])
     if (int(python[0]), int(python[1])) < _PYTHON:
-        return Finding("versions", FAIL, text, "install Python 3.11 or newer")
+        return Diagnosis("versions", FAIL, text, "install Python 3.11 or newer")
     try:
         extras.require("train")
     except extras.MissingExtra as error:
-        return Finding("versions", FAIL, f"{text}: {error}", extras.install("train"))
-    return Finding("versions", PASS, text)
+        return Diagnosis("versions", FAIL, f"{text}: {error}", extras.install("train"))
+    return Diagnosis("versions", PASS, text)
 
 
 def _installed(name: str) -> str:
@@ -204,37 +209,37 @@ def _installed(name: str) -> str:
         return "missing"
 
 
-def _secrets(folder: DataDir, settings: Settings) -> Finding:
+def _secrets(folder: DataDir, settings: Settings) -> Diagnosis:
     """Whether the keys are there, and nobody else's to read."""
     if not folder.node_key.exists() or not folder.keystore.is_dir() or not any(folder.keystore.iterdir()):
-        return Finding("keys", FAIL, f"{folder.root} lacks a node key or an account", _init(folder))
+        return Diagnosis("keys", FAIL, f"{folder.root} lacks a node key or an account", _init(folder))
     try:
         folder.check_secrets()
     except NotPrivate as error:
-        return Finding("keys", FAIL, error.said, error.mend)
-    return Finding("keys", PASS, f"in {folder.keystore}, readable by their owner only")
+        return Diagnosis("keys", FAIL, error.problem, error.mend)
+    return Diagnosis("keys", PASS, f"in {folder.keystore}, readable by their owner only")
 
 
-def _room(folder: DataDir, settings: Settings) -> Finding:
+def _room(folder: DataDir, settings: Settings) -> Diagnosis:
     free = shutil.disk_usage(nearest(folder.root)).free
     text = f"{size(free)} free, of which disk_floor leaves {size(settings.disk_floor)}"
-    return Finding("disk", PASS, text) if free > settings.disk_floor else Finding("disk", FAIL, text, _MORE_ROOM)
+    return Diagnosis("disk", PASS, text) if free > settings.disk_floor else Diagnosis("disk", FAIL, text, _MORE_ROOM)
 
 
-def _threads(folder: DataDir, settings: Settings) -> Finding:
+def _threads(folder: DataDir, settings: Settings) -> Diagnosis:
     wanted, here = settings.placement.threads or cores(), cores()
     text = f"{wanted} of {here} cores"
     mend = "" if wanted <= here else _set(folder, "threads", here)
-    return Finding("threads", WARN if mend else PASS, text, mend)
+    return Diagnosis("threads", WARN if mend else PASS, text, mend)
 
 
-def _device_memory(device: str, what: str, needed: int, less: str) -> Finding:
+def _device_memory(device: str, what: str, needed: int, less: str) -> Diagnosis:
     import torch
 
     free, _ = torch.cuda.mem_get_info(device)
     text = f"{what} takes {size(needed)} of {device}; {size(free)} are free"
     mend = "" if free >= needed else f"{less}, or share the stage by --devices"
-    return Finding("device memory", PASS if free >= needed else WARN, text, mend)
+    return Diagnosis("device memory", PASS if free >= needed else WARN, text, mend)
 
 
 def _held(blobs: Path) -> int:

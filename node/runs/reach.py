@@ -14,7 +14,7 @@ from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.node_registry import NodeRecord
 from dlx.node import version
-from dlx.node.home.diagnostics import FAIL, PASS, WARN, Finding
+from dlx.node.home.diagnostics import FAIL, PASS, WARN, Diagnosis
 from dlx.p2p import wire
 from dlx.p2p.addresses import AddressError, parse_address
 from dlx.p2p.dialback import MOST_PORTS, DialBack
@@ -34,10 +34,10 @@ def reachable(
     addresses: Sequence[str],
     listen: Sequence[str],
     bootstrap: Sequence[str] = (),
-) -> Finding:
+) -> Diagnosis:
     """Whether a peer can connect to the ports of `addresses`, what this node tells others to dial. `listen`: what to
     listen on meanwhile, where no node does. Asks under an identity that exists for this once."""
-    found = [Finding("ports", WARN, f"no answer within {SECONDS:.0f} s", "try again")]
+    found = [Diagnosis("ports", WARN, f"no answer within {SECONDS:.0f} s", "try again")]
 
     async def ask() -> None:
         with trio.move_on_after(SECONDS):
@@ -48,7 +48,7 @@ def reachable(
     except Exception as raised:
         if not isinstance(error := cause(raised), AddressError):
             raise
-        return Finding("ports", FAIL, str(error), "choose another --listen")
+        return Diagnosis("ports", FAIL, str(error), "choose another --listen")
     return found[0]
 
 
@@ -60,10 +60,10 @@ async def _ask(
     addresses: Sequence[str],
     listen: Sequence[str],
     bootstrap: Sequence[str],
-) -> Finding:
+) -> Diagnosis:
     ports = sorted({int(port) for text in addresses for port in _PORT.findall(text)} - {0})[:MOST_PORTS]
     if not ports:
-        return Finding("ports", WARN, "the node listens on any free port: others cannot remember it", "set --listen")
+        return Diagnosis("ports", WARN, "the node listens on any free port: others cannot remember it", "set --listen")
     hello = wire.Hello(wire.VERSIONS, wire.FEATURES, domain.chain_id, account_bytes(domain.ledger), run, version())
     host = Host(secrets.token_bytes(32), listen or ["/ip4/127.0.0.1/tcp/0"], [], hello, bootstrap)
     dial_back = DialBack(host, serves=False)
@@ -78,12 +78,12 @@ async def _ask(
                 return _judged(*await dial_back.ask(peer, ports))
             except StreamBroken as error:
                 why = str(error)
-    return Finding("ports", WARN, f"not asked, because no peer answers: {why}", "try again once others are there")
+    return Diagnosis("ports", WARN, f"not asked, because no peer answers: {why}", "try again once others are there")
 
 
-def _judged(address: str, reached: Mapping[int, bool]) -> Finding:
+def _judged(address: str, reached: Mapping[int, bool]) -> Diagnosis:
     closed = ", ".join(str(port) for port, open in reached.items() if not open)
     if closed:
         text = f"a peer that sees this node at {address} cannot connect to port {closed}"
-        return Finding("ports", WARN, text, "forward the port to this machine, and say --listen and --announce")
-    return Finding("ports", PASS, f"a peer connected to {address}, port {', '.join(map(str, reached))}")
+        return Diagnosis("ports", WARN, text, "forward the port to this machine, and say --listen and --announce")
+    return Diagnosis("ports", PASS, f"a peer connected to {address}, port {', '.join(map(str, reached))}")

@@ -42,14 +42,16 @@ def test_what_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool) -> None:
+def test_a_full_disk_is_told_with_the_folder_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
+) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "full")
 
     monkeypatch.setattr("os.fsync", full)
     monkeypatch.setattr("os.pwrite", full)
-    with pytest.raises(OSError, match="full"), Stream(tmp_path, 10, cached=cached) as stream:
+    with pytest.raises(OSError, match="full") as raised, Stream(tmp_path, 10, cached=cached) as stream:
         for _ in range(5):
             stream.feed(bytes(1 << 23))
         stream.finish()
-    assert not list(tmp_path.iterdir())
+    assert raised.value.filename == str(tmp_path) and not list(tmp_path.iterdir())

@@ -237,8 +237,8 @@ class Writer:
         self._stream.feed(self._header)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stream.__exit__()
+    def __exit__(self, *raised: Any) -> None:
+        self._stream.__exit__(*raised)
 
     def add(self, name: str, tensor: Tensor | np.ndarray) -> None:
         """The next tensor in the order of the names: it must not change until it was taken (see `Buffers`).

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
     from dlx.ledger.proof.history import Pin
     from dlx.node.audit.request import ReplayChoice
-    from dlx.node.home.config import Settings
     from dlx.node.home.datadir import DataDir
+    from dlx.node.home.settings import Settings
 
 
 def _pin(given: str | None) -> Pin | None:
@@ -65,7 +65,9 @@ DeviceOption = Annotated[
 ]
 
 
+@options.of_folder(*options.LEDGER, "bootstrap")
 def command(
+    given: options.Given,
     run: options.RunOption = None,
     head: HeadOption = None,
     level: LevelOption = 2,
@@ -74,12 +76,6 @@ def command(
     replica: ReplicaOption = None,
     device: DeviceOption = None,
     blobs: options.BlobsOption = None,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    bootstrap: options.BootstrapOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Recount every seal from the chain's events and replay every outer step, bit for bit, from the payloads.
@@ -92,9 +88,7 @@ def command(
     chain node is silent, there is no such run, a folder cannot be read). 4 nothing is FAIL, but a WARN or SKIP leaves
     open whether all holds.
     """
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
-    )
+    folder, settings = options.folder(given)
     from dlx.node.audit.request import AuditRequest
     from dlx.node.audit.run import audit
     from dlx.node.audit.sources.places import Places
@@ -102,7 +96,7 @@ def command(
     own = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(own, tuple(folder.blob_folders), settings.bootstrap)
     pin, choice = _pin(head), _choice(level, sample, rounds, replica, device)
-    with _looking(), Progress(json) as progress, _ledger(settings, folder) as client:
+    with _failures_as_not_ready(), Progress(json) as progress, _ledger(settings, folder) as client:
         request = AuditRequest(_run_named(client, run), places, pin, choice)
         report = audit(client, request, progress.show, progress.say)
     if json:
@@ -144,7 +138,7 @@ def placement_on(device: str | None) -> Placement:
 
 
 @contextmanager
-def _looking() -> Iterator[None]:
+def _failures_as_not_ready() -> Iterator[None]:
     """What keeps the audit from looking says nothing about the run. Raises NotReady for it."""
     try:
         yield

@@ -17,16 +17,12 @@ if TYPE_CHECKING:
     from dlx.node.audit.watch import WatchLine
 
 
+@options.of_folder(*options.LEDGER, "bootstrap")
 def command(
+    given: options.Given,
     run: options.RunOption = None,
     blobs: options.BlobsOption = None,
     device: DeviceOption = None,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    bootstrap: options.BootstrapOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Follow a run without a slot, and train again what is drawn of each round: one line for each contribution.
@@ -35,9 +31,7 @@ def command(
     2 the command is wrong. 3 it could not look. 4 something is withheld, disputed or left over, or nothing was drawn.
     """
     extras.require("train")
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
-    )
+    folder, settings = options.folder(given)
     from dlx.node.audit.request import AuditRequest, ReplayChoice
     from dlx.node.audit.sources.places import Places
     from dlx.node.audit.watch import watching

@@ -1,4 +1,5 @@
-"""`dlx-node chain`: the embedded EVM chain as a JSON-RPC server, with the contracts deployed on it."""
+"""`dlx-node chain`: the embedded EVM chain as a JSON-RPC server, with the contracts deployed on it. `dlx-node deploy`:
+put the contracts on any EVM chain."""
 
 from __future__ import annotations
 
@@ -9,16 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from dlx.node.cli import options
-from dlx.node.home import config, extras
+from dlx.node.home import extras
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.values import is_loopback
 
 
+@options.of_folder("chain_id")
 def command(
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
+    given: options.Given,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8545,
-    chain_id: options.ChainIdOption = None,
     block_time: Annotated[
         float | None,
         typer.Option(
@@ -37,13 +38,14 @@ def command(
 
     Where it answers and what is deployed goes to chain/contracts.json, which later commands in this folder read.
     """
-    if not config.is_loopback(host) and not insecure_listen:
+    if not is_loopback(host) and not insecure_listen:
         raise UsageFailure(f"--host {host} lets others reach a chain whose faucet pays anybody: add --insecure-listen")
     extras.require("chain")
     from dlx.ledger.chain import serve
-    from dlx.node.home.ledgers import deploy_embedded
+    from dlx.node.home.ledgers import check_chain_id, deploy_embedded
 
-    folder, settings = options.folder(datadir, network, may_be_new=True, chain_id=chain_id)
+    folder, settings = options.folder(given, may_be_new=True)
+    check_chain_id(folder, settings.chain_id)
     folder.create()
     folder.chain.mkdir(mode=0o700, exist_ok=True)
 
@@ -59,3 +61,22 @@ def command(
     if block_time is not None:
         listen |= {"block_time": block_time, "empty_block_time": 3 * block_time, "heartbeat": 30 * block_time}
     serve(folder.chain, **listen)
+
+
+@options.of_folder("rpc_url", "chain_id", *options.FEES, "password_file")
+def deploy(given: options.Given, json: options.JsonOption = False) -> None:
+    """Deploy NodeRegistry and TrainingLedger from the folder's account, which pays the gas.
+
+    Nobody owns the contracts afterwards, the account that deployed them no more than any other.
+    """
+    folder, settings = options.folder(given)
+    from dlx.node.home.keys.identity import load_account
+    from dlx.node.home.ledgers import deploy_contracts
+
+    account = load_account(folder, settings)
+    found = deploy_contracts(settings, account.secret, folder.outbox)
+    if json:
+        options.print_json(found)
+        return
+    options.print_fields([(name.replace("_", " "), value) for name, value in found.items()])
+    sys.stdout.write(f'\nFor every node of this network, in config.toml:  ledger = "{found["ledger"]}"\n')

@@ -13,10 +13,10 @@ from rich.text import Text
 from dlx.ground.machine import expand
 from dlx.node.cli import options
 from dlx.node.home import extras
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.formatting import size
+from dlx.node.home.settings import Settings
 
 if TYPE_CHECKING:
     from dlx.node.devnet.devnet import Devnet
@@ -97,17 +97,17 @@ def _tokens(result: dict[str, Any]) -> str:
 
 def _work(counted: int, possible: int) -> str | Text:
     """The share of the replicas' work that seals count, and what to change where some was left out."""
-    said = f"{counted / max(1, possible):.0%} ({counted:,} of {possible:,} contributions)"
+    summary = f"{counted / max(1, possible):.0%} ({counted:,} of {possible:,} contributions)"
     if counted >= possible:
-        return said
-    return options.amber(f"{said}: the rest came too late; a longer timing.straggler_grace in run.toml waits for it")
+        return summary
+    return options.amber(f"{summary}: the rest came too late; a longer timing.straggler_grace in run.toml waits for it")
 
 
 def _checks(found: dict[str, int]) -> str:
     """Of drawn work, by its members, until the run ended."""
     each = ", ".join(f"{found[word]} {word}" for word in ("honest", "false", "withheld") if found[word])
-    said = f"{found['checked']} of {found['drawn']} drawn contributions replayed by members"
-    return f"{said}: {each}" if each else said
+    summary = f"{found['checked']} of {found['drawn']} drawn contributions replayed by members"
+    return f"{summary}: {each}" if each else summary
 
 
 def _sent(result: dict[str, Any]) -> str:

@@ -12,17 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from dlx.ground.untrusted import printable
-from dlx.node.cli.operate.status import answers
+from dlx.node.cli.operate.status import status_fields
 from dlx.node.daemon.api.status import NodeStatus, PeerView, RoundView
 from dlx.node.home.formatting import size
 
 _BARS = "▁▂▃▄▅▆▇█"
-_ABOVE = ("ready", "connected", "slot", "counted", "vote", "notice", "rests", "waiting for", "fails", "checks")
+_SUMMARY = ("ready", "connected", "slot", "counted", "vote", "notice", "rests", "waiting for", "fails", "checks")
 _FRAME_PEERS, _FRAME_ROUNDS = 16, 8  # that one frame shows
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     """What the node said of itself at one moment, by this process's monotonic clock."""
 
     status: NodeStatus
@@ -36,10 +36,10 @@ class Look:
         return [one.loss for one in self.rounds if one.loss is not None]
 
 
-def frame(seen: Look) -> Any:
+def frame(seen: Snapshot) -> Any:
     """All of it, as one picture for a terminal of any size."""
     status = seen.status
-    losses = Text(f"{course(seen.losses)}  {_spark(seen.losses)}")
+    losses = Text(f"{loss_trend(seen.losses)}  {_spark(seen.losses)}")
     rounds = Table(*ROUND_COLUMNS, box=None, pad_edge=False)
     for one in seen.rounds[-_FRAME_ROUNDS:]:
         rounds.add_row(*round_cells(one))
@@ -48,7 +48,7 @@ def frame(seen: Look) -> Any:
         peers.add_row(*peer_cells(peer))
     if len(seen.peers) > _FRAME_PEERS:
         peers.add_row(f"and {len(seen.peers) - _FRAME_PEERS} more")
-    parts = (facts(status), now(status), losses, traffic(status), rounds, peers)
+    parts = (summary(status), current_round(status), losses, traffic(status), rounds, peers)
     return Panel(Group(*(one for part in parts for one in (part, ""))), title=Text(title(status)))
 
 
@@ -56,18 +56,18 @@ def title(status: NodeStatus) -> str:
     return f"dlx-node {status.version}  run {status.run[:18]}  account {status.account}"
 
 
-def facts(status: NodeStatus) -> Table:
+def summary(status: NodeStatus) -> Table:
     """What `status` says that a person wants to see all the time; what wants a look in amber."""
     rows = Table.grid(padding=(0, 2))
-    for name, value in answers(status):
-        if name in _ABOVE:
+    for name, value in status_fields(status):
+        if name in _SUMMARY:
             style = "red" if name == "fails" else ""
             shown = value if isinstance(value, Text) else Text(printable(str(value)), style=style)
             rows.add_row(Text(name, style="bold"), shown)
     return rows
 
 
-def now(status: NodeStatus) -> Text:
+def current_round(status: NodeStatus) -> Text:
     """The round under way."""
     where = "no round" if status.round is None else f"round {status.round}, step {status.step} of {status.steps}"
     loss = "" if status.loss is None else f"  loss {status.loss:.4f}"
@@ -90,7 +90,7 @@ def _flow(count: int, before: int, seconds: float) -> str:
     return f"{size(count)}  {size((count - before) / seconds)}/s"
 
 
-def course(losses: list[float]) -> str:
+def loss_trend(losses: list[float]) -> str:
     """The losses of the newest rounds in words."""
     if not losses:
         return "no loss of a round yet"
@@ -100,10 +100,10 @@ def course(losses: list[float]) -> str:
 ROUND_COLUMNS = ("ROUND", "LOSS", "COUNTED", "OURS", "STEPS", "SEALED")
 
 
-def round_cells(one: RoundView) -> tuple[str, ...]:
-    loss = "" if one.loss is None else f"{one.loss:.4f}"
-    at = time.strftime("%H:%M:%S", time.localtime(one.time))
-    return str(one.round), loss, str(one.counted), "yes" if one.ours else "no", str(one.steps), at
+def round_cells(row: RoundView) -> tuple[str, ...]:
+    loss = "" if row.loss is None else f"{row.loss:.4f}"
+    at = time.strftime("%H:%M:%S", time.localtime(row.time))
+    return str(row.round), loss, str(row.counted), "yes" if row.ours else "no", str(row.steps), at
 
 
 PEER_COLUMNS = ("PEER", "ROUND TRIP", "AGREED", "ADDRESS")

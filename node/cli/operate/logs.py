@@ -22,17 +22,17 @@ _LEVELS = ("debug", "info", "warning", "error", "critical")
 _LEVEL = re.compile(r'^\S+Z (\w+) |"level": "(\w+)"')  # of a text line, or of a JSON object
 
 
+@options.of_folder()
 def command(
+    given: options.Given,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with new lines, until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Newest lines to begin with.")] = 50,
     level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(help="Only lines of this level and above.")
     ] = "debug",
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
 ) -> None:
     """Show the newest lines of the node's log, logs/node.log and the older ones beside it."""
-    folder, _ = options.folder(datadir, network)
+    folder, _ = options.folder(given)
     path = folder.logs / "node.log"
     if not path.exists():
         raise NotReady(f"{path} is not there: no node has run in {folder.root} yet")

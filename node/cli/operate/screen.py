@@ -17,7 +17,7 @@ from textual.widgets import DataTable, Footer, ProgressBar, Sparkline, Static
 from dlx.ground.errors import DlxError
 from dlx.ground.untrusted import printable
 from dlx.node.cli.operate import glance
-from dlx.node.cli.operate.glance import Look
+from dlx.node.cli.operate.glance import Snapshot
 
 
 class Screen(App[None]):
@@ -47,7 +47,7 @@ class Screen(App[None]):
     .-wide #rounds { width: auto; }
     """
 
-    def __init__(self, ask: Callable[[], Look], first: Look, every: float) -> None:
+    def __init__(self, ask: Callable[[], Snapshot], first: Snapshot, every: float) -> None:
         super().__init__()
         self._ask, self._seen, self._every, self._held = ask, first, every, False
         self._asking = False
@@ -103,15 +103,15 @@ class Screen(App[None]):
         age = time.monotonic() - self._seen.at
         trouble.update(f"{printable(reason)}: this is what it was {age:.0f} s ago" if reason else "")
 
-    def _show(self, found: Look) -> None:
+    def _show(self, found: Snapshot) -> None:
         status, before = found.status, self._seen
         self._seen = found
         self._tell("")
         self._entitle()
-        self.query_one("#facts", Static).update(glance.facts(status))
-        self.query_one("#now", Static).update(glance.now(status))
+        self.query_one("#facts", Static).update(glance.summary(status))
+        self.query_one("#now", Static).update(glance.current_round(status))
         self.query_one("#bar", ProgressBar).update(total=max(1, status.steps), progress=status.step)
-        self.query_one("#course", Static).update(glance.course(found.losses))
+        self.query_one("#course", Static).update(glance.loss_trend(found.losses))
         self.query_one("#losses", Sparkline).data = found.losses
         self.query_one("#traffic", Static).update(glance.traffic(status, before.status, found.at - before.at))
         self._fill("rounds", ((str(one.round), glance.round_cells(one)) for one in reversed(found.rounds)))

@@ -1,66 +1,34 @@
-"""`dlx-node start`: join a run and train until stopped."""
+"""`dlx-node start`: join a run and train until stopped.
+
+`pause` and `resume`: rest while the operator wants the machine. `rank`: lend this machine's devices to a node that was
+started elsewhere.
+"""
 
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from dlx.ground.machine import expand
 from dlx.node.cli import options
-from dlx.node.home import extras
+from dlx.node.home import config, extras, logs
+from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
-
-if TYPE_CHECKING:
-    from dlx.node.home.config import Settings
-    from dlx.node.home.datadir import DataDir
+from dlx.node.home.settings import SETTINGS, Settings
 
 
+@options.of_folder(*SETTINGS)
 def command(
+    given: options.Given,
     run: options.RunOption = None,
     stage: Annotated[
         str, typer.Option(help="Pipeline stage to ask for: a number, or auto (the ledger decides).")
     ] = "auto",
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    max_fee: options.MaxFeeOption = None,
-    max_tip: options.MaxTipOption = None,
-    daily_budget: options.DailyBudgetOption = None,
-    listen: options.ListenOption = None,
-    announce: options.AnnounceOption = None,
-    bootstrap: options.BootstrapOption = None,
-    http_host: options.HttpHostOption = None,
-    http_port: options.HttpPortOption = None,
-    log_format: options.LogFormatOption = None,
-    password_file: options.PasswordFileOption = None,
-    site: options.SiteOption = None,
     all_stages: Annotated[
         bool, typer.Option("--all-stages", help="Start a node for each stage of the run, all in one replica (--site).")
     ] = False,
-    private_data: options.PrivateDataOption = None,
-    device: options.DeviceOption = None,
-    threads: options.ThreadsOption = None,
-    ranks: options.RanksOption = None,
-    devices: options.DevicesOption = None,
-    machines: options.MachinesOption = None,
-    rendezvous: options.RendezvousOption = None,
-    tensor_parallel: options.TensorParallelOption = None,
-    compile: options.CompileOption = None,
-    checkpoint_activations: options.CheckpointActivationsOption = None,
-    disk_quota: options.DiskQuotaOption = None,
-    disk_floor: options.DiskFloorOption = None,
-    data_cache: options.DataCacheOption = None,
-    mirror_data: options.MirrorDataOption = None,
-    audit_share: options.AuditShareOption = None,
-    up_limit: options.UpLimitOption = None,
-    down_limit: options.DownLimitOption = None,
-    schedule: options.ScheduleOption = None,
-    when_idle: options.WhenIdleOption = None,
-    resting: options.RestingOption = None,
 ) -> None:
     """Join a run: register the node if needed, take a slot, find peers, train until stopped.
 
@@ -72,18 +40,7 @@ def command(
     if wanted is not None and not 0 <= wanted < 64:
         raise UsageFailure(f"--stage {stage}: expected auto or a number from 0 to 63")
     extras.require("train")  # torch is for a process that this one starts
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, max_fee=max_fee, max_tip=max_tip,
-        daily_budget=daily_budget, listen=listen, announce=announce,
-        bootstrap=bootstrap, http_host=http_host, http_port=http_port, log_format=log_format,
-        password_file=password_file, site=site, private_data=private_data,
-        device=device, threads=threads, ranks=ranks, devices=devices, machines=machines, rendezvous=rendezvous,
-        tensor_parallel=tensor_parallel,
-        compile=compile,
-        checkpoint_activations=checkpoint_activations, disk_quota=disk_quota, disk_floor=disk_floor,
-        data_cache=data_cache, mirror_data=mirror_data, audit_share=audit_share,
-        up_limit=up_limit, down_limit=down_limit, schedule=schedule, when_idle=when_idle, resting=resting,
-    )  # fmt: skip
+    folder, settings = options.folder(given)
     if settings.private_data:
         options.existing_folder(expand(settings.private_data), "--private-data")
     if all_stages and (not settings.site or wanted is not None):
@@ -93,7 +50,6 @@ def command(
     gc.disable()  # nothing that is imported is garbage: to look for it now and while the node starts takes 0.3 s
     from dlx.ground import durable
     from dlx.node.daemon.node import Startup, run_node
-    from dlx.node.home import logs
     from dlx.node.home.keys import identity
     from dlx.node.home.keys import site as sites
     from dlx.node.home.ledgers import ledger_client, reachable_chain
@@ -126,6 +82,71 @@ def _greet(folder: DataDir, settings: Settings) -> None:
     from dlx.node.runs import health
 
     options.note(f"version {version()} starts in {folder.root}")
-    for finding in health.quick(folder, settings):
-        if finding.verdict != health.PASS:
-            options.note(f"{finding.verdict} {finding.check}: {finding.said}; mend: {finding.mend}")
+    for diagnosis in health.quick(folder, settings):
+        if diagnosis.verdict != health.PASS:
+            options.note(f"{diagnosis.verdict} {diagnosis.check}: {diagnosis.text}; mend: {diagnosis.mend}")
+
+
+@options.of_folder()
+def pause(
+    given: options.Given,
+    leave: Annotated[
+        bool | None,
+        typer.Option("--leave/--keep", help="Give the slot back, or keep it.", show_default="as `resting` is set"),
+    ] = None,
+) -> None:
+    """Have the folder's node rest, until `resume`, also after a restart; it stays connected and serves what it has.
+
+    It keeps its slot by doing the fewest inner steps that count, a sixteenth of a round's, from the next round on; with
+    --leave it gives the round up and the slot back, ends its training process, and takes a slot again on `resume`.
+    """
+    folder, settings = options.folder(given)
+    from dlx.node.daemon.membership import rest
+
+    how = settings.resting if leave is None else "leave" if leave else "keep"
+    for one in _folders(folder):
+        one.create()
+        rest.pause(one.paused, how)
+    options.note(str(rest.Resting("paused", how)).replace("has given", "gives") + "; `dlx-node resume` ends that")
+
+
+@options.of_folder()
+def resume(given: options.Given) -> None:
+    """Have a paused node work again. Its hours, and other programs, may still keep it resting."""
+    folder, _ = options.folder(given)
+    from dlx.node.daemon.membership import rest
+
+    was_paused = [rest.resume(one.paused) for one in _folders(folder)]
+    options.note("working again" if any(was_paused) else "it was not paused")
+
+
+def _folders(folder: DataDir) -> list[DataDir]:
+    """The node's, and where a site's stages lie in it, theirs."""
+    return [folder, *(DataDir(path) for path in sorted(folder.root.glob("stages/*")) if path.is_dir())]
+
+
+@options.of_settings("device", "threads", "ranks", "devices")
+def rank(
+    given: options.Given,
+    rendezvous: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the node's machine waits for this one.")],
+    machine: Annotated[int, typer.Option(min=1, help="Which one this is; the node's own is 0.")] = 1,
+    machines: Annotated[int, typer.Option(min=2, help="How many share the stage, the node's with them.")] = 2,
+) -> None:
+    """Lend this machine's devices to a node of the same site, which was started with `--machines`.
+
+    It has neither account nor data folder: what it needs it gets of the node. It waits for the node, serves it, and
+    waits for it again, until Ctrl-C. Only in a network that you trust: torch.distributed asks for no password.
+    """
+    if machine >= machines:
+        raise UsageFailure(f"--machine {machine}: expected 1 to {machines - 1}, as there are {machines}")
+    extras.require("train")
+    from dlx.node.trainer.lending import lend
+    from dlx.training.models.placement import PlacementError, settle
+
+    settings = config.of_flags({**given.settings, "rendezvous": rendezvous, "machines": machines})
+    logs.setup("text", None)
+    try:
+        placement = settle(settings.placement)
+    except PlacementError as error:
+        raise UsageFailure(str(error)) from None
+    lend(placement, machine)

@@ -1,33 +1,91 @@
-"""`dlx-node status`: what the local node is doing, asked from the node itself."""
+"""`dlx-node status` and `peers`: what the node that runs in a folder says, over its loopback HTTP endpoint."""
 
 from __future__ import annotations
 
-from typing import Any
+import json as jsonlib
+import sys
+from typing import Any, TypeVar
 
+import msgspec
 from msgspec.structs import asdict
 from rich.text import Text
 
 from dlx.node.cli import options
-from dlx.node.cli.operate.endpoint import read
-from dlx.node.daemon.api.status import CheckStatus, NodeStatus
+from dlx.node.daemon.api.status import CheckStatus, NodeStatus, Peers
+from dlx.node.home.datadir import DataDir
+from dlx.node.home.errors import Failure, NotReady
 from dlx.node.home.formatting import counted, size, steps
 
+_T = TypeVar("_T")
+_SECONDS = 5
+_BYTES = 4 * 1024 * 1024
 
-def command(
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    json: options.JsonOption = False,
-) -> None:
+
+@options.of_folder()
+def command(given: options.Given, json: options.JsonOption = False) -> None:
     """Am I connected, do I hold a slot, was I counted in the last round, what am I waiting for."""
-    folder, _ = options.folder(datadir, network)
+    folder, _ = options.folder(given)
     status = read(folder, "/v1/status", NodeStatus)
     if json:
         options.print_json(status)
         return
-    options.print_fields(answers(status))
+    options.print_fields(status_fields(status))
 
 
-def answers(status: NodeStatus) -> list[tuple[str, Any]]:
+@options.of_folder()
+def peers(given: options.Given, json: options.JsonOption = False) -> None:
+    """List the peers, how fast they answer and whether they agreed on chain, ledger and run."""
+    folder, _ = options.folder(given)
+    found = read(folder, "/v1/peers", Peers)
+    if json:
+        options.print_json(found)
+    elif not found.peers:
+        sys.stdout.write("no peers\n")
+    else:
+        rows = [
+            [
+                peer.peer_id,
+                "yes" if peer.agreed else "no",
+                f"{peer.connected_seconds:.0f} s",
+                "" if peer.rtt_ms is None else f"{peer.rtt_ms:.1f} ms",
+                " ".join(peer.addresses),
+            ]
+            for peer in found.peers
+        ]
+        options.print_table(["PEER", "AGREED", "CONNECTED", "ROUND TRIP", "ADDRESSES"], rows)
+
+
+def read(folder: DataDir, path: str, kind: type[_T]) -> _T:
+    """GET `path` from the folder's node. Raises NotReady where none runs, Failure where it answers nonsense."""
+    import http.client  # slow to import, and this module is loaded for every --help
+    import urllib.error
+    import urllib.request
+
+    try:
+        url = jsonlib.loads(folder.http_address.read_text())["url"]
+        if not isinstance(url, str):
+            raise ValueError(url)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise _no_node(folder) from None
+    # No proxy: the endpoint is on this machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url + path, timeout=_SECONDS) as response:
+            body = response.read(_BYTES)
+    except (ConnectionError, urllib.error.URLError) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ConnectionRefusedError):
+            raise _no_node(folder) from None
+        raise Failure(f"the node at {url} does not answer properly: {reason}") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise Failure(f"the node at {url} does not answer within {_SECONDS} s: {error!r}") from None
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Failure(f"what answers at {url} is no dlx-node of this version: {error}") from None
+
+
+def status_fields(status: NodeStatus) -> list[tuple[str, Any]]:
     rows = [
         ("node", f"dlx-node {status.version}, peer {status.peer_id}"),
         ("account", status.account),
@@ -48,8 +106,8 @@ def answers(status: NodeStatus) -> list[tuple[str, Any]]:
         seal = status.last_seal
         count = counted([seal.counted], seal.replicas)
         did = "" if not seal.steps else f", steps {steps(seal.inner_steps, seal.steps)}"
-        said = f"round {seal.round}, counted {count}{did}, weights {seal.weights[:16]}, transaction {seal.transaction}"
-        rows.append(("last seal", options.amber(said) if seal.counted < seal.replicas else said))
+        line = f"round {seal.round}, counted {count}{did}, weights {seal.weights[:16]}, transaction {seal.transaction}"
+        rows.append(("last seal", options.amber(line) if seal.counted < seal.replicas else line))
     if status.checks is not None:
         rows += _checks(status.checks)
     if status.loss is not None:
@@ -72,11 +130,11 @@ def _slot(status: NodeStatus) -> str:
 
 def _checks(checks: CheckStatus) -> list[tuple[str, Any]]:
     """What became of drawn work, others' and own."""
-    said = f"{checks.checked} of {checks.drawn} drawn contributions replayed"
+    summary = f"{checks.checked} of {checks.drawn} drawn contributions replayed"
     found = ", ".join(f"{count} {word}" for word, count in _findings(checks).items() if count)
     bad = checks.false + checks.withheld
     rows: list[tuple[str, Any]] = [
-        ("checks", options.amber(f"{said}: {found}") if bad else f"{said}: {found or 'none'}")
+        ("checks", options.amber(f"{summary}: {found}") if bad else f"{summary}: {found or 'none'}")
     ]
     if checks.waits is not None:
         rows.append(("unchecked", f"waits {checks.waits}"))
@@ -111,3 +169,7 @@ def _now(status: NodeStatus) -> str:
     if status.round is None:
         return status.phase
     return f"{status.phase}, round {status.round}, inner step {status.step} of {status.steps}"
+
+
+def _no_node(folder: DataDir) -> NotReady:
+    return NotReady(f"no node runs in {folder.root}: start it with `dlx-node start`, or name its --datadir")

@@ -77,7 +77,7 @@ def prepare(
     except KeyboardInterrupt:
         options.note(f"interrupted: the same command goes on with what is in {out}")
         raise
-    _tell(out, manifest, [], json, preparation.found)
+    _print(out, manifest, [], json, preparation.found)
 
 
 @app.command()
@@ -105,10 +105,10 @@ def check(
         problems = [f"{problem.blob}: {problem.reason}" for problem in shards.check(manifest, blobs, seen)]
     if not problems and (problem := vocabulary.tokenizer_problem(manifest, blobs)):
         problems = [problem]
-    _tell(given, manifest, problems, json)
+    _print(given, manifest, problems, json)
 
 
-def _tell(where: Path, manifest: DataManifest, problems: list[str], json: bool, sources: Found | None = None) -> None:
+def _print(where: Path, manifest: DataManifest, problems: list[str], json: bool, sources: Found | None = None) -> None:
     import hashlib
 
     from dlx.training.data.shards import canonical_bytes
@@ -130,13 +130,13 @@ def _tell(where: Path, manifest: DataManifest, problems: list[str], json: bool, 
     if json:
         options.print_json(found | {"problems": problems} | (sources.counts() if sources else {}))
     else:
-        said = found | {
+        result = found | {
             "separator": "none" if manifest.separator is None else manifest.separator,
             "train_tokens": f"{manifest.tokens('train'):,}",
             "heldout_tokens": f"{manifest.tokens('heldout'):,}",
             "bytes": size(total),
         }
-        fields = [(name.replace("_", " "), value) for name, value in said.items()]
+        fields = [(name.replace("_", " "), value) for name, value in result.items()]
         fields += [("sources", sources)] if sources else []
         options.print_fields([*fields, ("problems", len(problems) or "none")])
         for problem in problems:

@@ -15,7 +15,9 @@ from dlx.node.home import extras
 from dlx.node.home.errors import UsageFailure
 
 
+@options.of_folder("device", *options.LEDGER, "bootstrap")
 def command(
+    given: options.Given,
     run: options.RunOption = None,
     round: Annotated[
         int | None,
@@ -37,13 +39,6 @@ def command(
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a task at a time.")] = 1,
     samples: Annotated[int, typer.Option(min=1, help="Held-out samples, spread over the data.")] = 64,
     blobs: options.BlobsOption = None,
-    device: options.DeviceOption = None,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    bootstrap: options.BootstrapOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Pull a version and print its loss and perplexity on the run's held-out text, or run tasks on it.
@@ -55,9 +50,7 @@ def command(
         raise UsageFailure("--include-path and --limit are of --tasks: name some")
     folders = tuple(options.existing_folder(path, "--include-path") for path in include_path or ())
     extras.require("train", *(["evaluate"] if tasks is not None else []))
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap, device=device
-    )
+    folder, settings = options.folder(given)
     from dlx.node.audit.sources.places import Places
     from dlx.node.checkpoints import evaluation_store
     from dlx.node.checkpoints.evaluation import Tasks, evaluate_run
@@ -110,8 +103,8 @@ def _print(found: dict[str, Any]) -> None:
 
 def _print_loss(what: str, heldout: dict[str, Any]) -> None:
     loss, per = heldout["loss"], heldout["per"]
-    said = f"{loss:.4f} nats per {per}, perplexity {heldout['perplexity']:.4g}"
-    sys.stdout.write(f"{what} {said}, of {heldout['tokens']:,} {per}s in {heldout['samples']} samples\n")
+    scores = f"{loss:.4f} nats per {per}, perplexity {heldout['perplexity']:.4g}"
+    sys.stdout.write(f"{what} {scores}, of {heldout['tokens']:,} {per}s in {heldout['samples']} samples\n")
 
 
 def _listed(mean: dict[str, Any]) -> str:

@@ -12,21 +12,19 @@ import typer
 
 from dlx.node.cli import options
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.formatting import steps
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
-    from dlx.node.home.config import Settings
     from dlx.node.home.datadir import DataDir
+    from dlx.node.home.settings import Settings
     from dlx.node.runs.history import History, StageRow
 
 
+@options.of_folder(*options.LEDGER)
 def command(
+    given: options.Given,
     run: options.RunOption = None,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
     last: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Only the newest N rounds.", show_default="all")
     ] = None,
@@ -47,7 +45,7 @@ def command(
     for path, option in ((plot, "--plot"), (html, "--html")):
         if path:
             options.existing_folder(path.absolute().parent, f"{option}: in")
-    folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
+    folder, settings = options.folder(given)
     from dlx.node.audit.verdict_store import verdicts_beside
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find, history
@@ -85,7 +83,6 @@ def _write_page(
 
 
 def _print(found: History) -> None:
-    from dlx.node.home.formatting import steps
     from dlx.node.runs.history import utc
 
     done = found.sealed_rounds
@@ -94,12 +91,12 @@ def _print(found: History) -> None:
         [
             row.round,
             utc(row.time),
-            "" if row.inner_steps is None else _each([steps(row.inner_steps, stage.steps) for stage in row.stages]),
+            _per_stage([_steps(row.inner_steps, stage) for stage in row.stages]),
             "" if row.loss is None else f"{row.loss:.4f}",
             f"{row.total_tokens:,}",
-            _each([str(stage.contributions) for stage in row.stages]),
-            _each([str(stage.signers) for stage in row.stages]),
-            _each([_codec(stage) for stage in row.stages]),
+            _per_stage([str(stage.contributions) for stage in row.stages]),
+            _per_stage([str(stage.signers) for stage in row.stages]),
+            _per_stage([_codec(stage) for stage in row.stages]),
             " ".join(stage.weights[:8] for stage in row.stages),
             " ".join(stage.transaction[:10] for stage in row.stages),
         ]
@@ -119,13 +116,17 @@ def _print(found: History) -> None:
             where = f"round {verdict.round}, stage {verdict.stage}, replica {verdict.replica}, of {verdict.account}"
             options.say(f"  {verdict.finding}: {where}, by {verdict.checker}: {'; '.join(verdict.reasons)}")
     for one in found.convictions:
-        said = f"{one.account} lost its slot for round {one.round} of stage {one.stage}, by {len(one.reports)} verdicts"
-        sys.stdout.write(f"\n{utc(one.time)}  {said}\n")
+        line = f"{one.account} lost its slot for round {one.round} of stage {one.stage}, by {len(one.reports)} verdicts"
+        sys.stdout.write(f"\n{utc(one.time)}  {line}\n")
 
 
-def _each(said: list[str]) -> str:
+def _per_stage(texts: list[str]) -> str:
     """Of the stages: once where all say the same."""
-    return said[0] if len(set(said)) == 1 else ", ".join(said)
+    return texts[0] if len(set(texts)) == 1 else ", ".join(texts)
+
+
+def _steps(inner_steps: int | None, stage: StageRow) -> str:
+    return "" if inner_steps is None else steps(inner_steps, stage.steps)
 
 
 def _codec(stage: StageRow) -> str:

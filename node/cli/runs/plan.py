@@ -113,7 +113,7 @@ def planned(
     kind = device_of(device)
     if kind is None:
         raise UsageFailure(f"--device {printable(device, 40)}: expected {DEVICE_KINDS}")
-    folder = options.folder(datadir, None)[0].root if device == "cpu" or measure else None
+    folder = options.folder(options.Given(datadir, {}))[0].root if device == "cpu" or measure else None
     link_speed = _own_limit(datadir) if link is None else _bits("--link", link)
     lan_speed = None if lan is None else _bits("--lan", lan)
     with reading(manifest):
@@ -172,5 +172,5 @@ def _bits(option: str, given: str) -> float:
 
 def _own_limit(datadir: Path | None) -> float:
     """Bits per second that the folder's settings allow, each way."""
-    _, settings = options.folder(datadir, None)
+    _, settings = options.folder(options.Given(datadir, {}))
     return min((8.0 * limit for limit in (settings.up_limit, settings.down_limit) if limit), default=_LINK)

@@ -13,7 +13,9 @@ from dlx.node.cli.progress import Progress
 from dlx.node.home.errors import UsageFailure
 
 
+@options.of_folder(*options.LEDGER, "bootstrap")
 def command(
+    given: options.Given,
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the model, or with --watch for versions.")],
     run: options.RunOption = None,
     round: Annotated[
@@ -35,12 +37,6 @@ def command(
         typer.Option("--sealed", help="The version itself where the run publishes means, as a new run starts from it."),
     ] = False,
     blobs: options.BlobsOption = None,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    bootstrap: options.BootstrapOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Fetch each stage's weights by the hash on the ledger and merge them for `AutoModelForCausalLM.from_pretrained`.
@@ -50,9 +46,7 @@ def command(
     Of a run whose manifest has an average it is the mean of the version and some before it. With --watch it ends with
     the run, or at Ctrl-C.
     """
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
-    )
+    folder, settings = options.folder(given)
     from dlx.ground import durable
     from dlx.node.audit.sources.places import Places
     from dlx.node.checkpoints.pull import follow, pull_run
@@ -69,7 +63,7 @@ def command(
         if not watch:
             view = find.view_of(index, chosen)
             found = pull_run(client, view, version, out.absolute(), places, progress.show, progress.say, averaged)
-            _tell(found, out, json)
+            _print(found, out, json)
             return
     with open_ledger(settings, folder) as client:
         for view, newest in follow(find.RunReader(client, chosen), folder.blob_folders, every, options.note):
@@ -78,11 +72,11 @@ def command(
                 into.parent.mkdir(parents=True, exist_ok=True)
                 with Progress(json) as progress:
                     found = pull_run(client, view, newest, into, places, progress.show, progress.say, averaged)
-                _tell(found, into, json)
+                _print(found, into, json)
             durable.point(out.absolute() / "latest", into.name)
 
 
-def _tell(found: dict[str, Any], out: Path, json: bool) -> None:
+def _print(found: dict[str, Any], out: Path, json: bool) -> None:
     from dlx.node.checkpoints.card import citation
 
     if json:
@@ -107,5 +101,5 @@ def _tell(found: dict[str, Any], out: Path, json: bool) -> None:
     sys.stdout.flush()
     for one in found["published"]:
         verdict = f"{'not compared' if one['same'] is None else 'DIFFERS'}: {one['checkpoint']}"
-        said = "the same" if one["same"] else options.amber(verdict)
-        options.print_fields([(f"  published by {one['account']} at {one['uri']}", said)])
+        comparison = "the same" if one["same"] else options.amber(verdict)
+        options.print_fields([(f"  published by {one['account']} at {one['uri']}", comparison)])

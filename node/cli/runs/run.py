@@ -23,21 +23,14 @@ app.command("plan")(plan.command)
 
 
 @app.command()
+@options.of_folder(*options.LEDGER, *options.FEES, "password_file")
 def create(
+    given: options.Given,
     manifest: plan.DraftOption,
     public_data: Annotated[
         bool,
         typer.Option("--public-data", help="The run's text may be public: whoever asks gets it.", show_default="asked"),
     ] = False,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    max_fee: options.MaxFeeOption = None,
-    max_tip: options.MaxTipOption = None,
-    daily_budget: options.DailyBudgetOption = None,
-    password_file: options.PasswordFileOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Freeze data and initial weights into blobs, complete the manifest and register the run.
@@ -46,10 +39,7 @@ def create(
     nothing.
     """
     extras.require("train")  # for the initial weights, after the data
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, max_fee=max_fee, max_tip=max_tip,
-        daily_budget=daily_budget, password_file=password_file,
-    )  # fmt: skip
+    folder, settings = options.folder(given)
     from dlx.node.home.keys.identity import load_account
     from dlx.node.home.ledgers import open_ledger
     from dlx.node.runs import create
@@ -94,16 +84,10 @@ def _agree(given: bool, what: str) -> None:
 
 
 @app.command("list")
-def list_(
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    json: options.JsonOption = False,
-) -> None:
+@options.of_folder(*options.LEDGER)
+def list_(given: options.Given, json: options.JsonOption = False) -> None:
     """List the ledger's runs, oldest first."""
-    folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
+    folder, settings = options.folder(given)
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
 
@@ -124,17 +108,10 @@ def list_(
 
 
 @app.command()
-def show(
-    run: options.RunArgument = None,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    json: options.JsonOption = False,
-) -> None:
+@options.of_folder(*options.LEDGER)
+def show(given: options.Given, run: options.RunArgument = None, json: options.JsonOption = False) -> None:
     """Show a run's terms, its members, how far it is, and the ten newest checkpoints that were published."""
-    folder, settings = options.folder(datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger)
+    folder, settings = options.folder(given)
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
     from dlx.node.runs.history import utc
@@ -182,7 +159,9 @@ def show(
 
 
 @app.command()
+@options.of_folder(*options.LEDGER, "bootstrap", *options.FEES, "password_file")
 def publish(
+    given: options.Given,
     uri: Annotated[str, typer.Option(metavar="URI", help="Where the checkpoint's folder can be had.")],
     run: options.RunArgument = None,
     round: Annotated[
@@ -196,26 +175,13 @@ def publish(
         typer.Option(metavar="DIR", help="What `dlx-node pull` wrote.", show_default="pulled for this"),
     ] = None,
     blobs: options.BlobsOption = None,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    bootstrap: options.BootstrapOption = None,
-    max_fee: options.MaxFeeOption = None,
-    max_tip: options.MaxTipOption = None,
-    daily_budget: options.DailyBudgetOption = None,
-    password_file: options.PasswordFileOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Say on the ledger where a version can be had, with the hash of the list of its files (SHA256SUMS).
 
     For the run's creator and its members. Whoever pulls the version sees whether that list is the same.
     """
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap,
-        max_fee=max_fee, max_tip=max_tip, daily_budget=daily_budget, password_file=password_file,
-    )  # fmt: skip
+    folder, settings = options.folder(given)
     from dlx.node.audit.sources.places import Places
     from dlx.node.checkpoints.pull import pull_run
     from dlx.node.home.keys.identity import load_account

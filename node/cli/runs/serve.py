@@ -16,7 +16,9 @@ from dlx.node.home import extras
 from dlx.node.home.errors import Failure, UsageFailure
 
 
+@options.of_folder(*options.LEDGER, "bootstrap", "device", "threads")
 def command(
+    given: options.Given,
     model: Annotated[
         str, typer.Argument(metavar="FOLDER|RUN", help="A folder that `pull` wrote, or a run or citation to pull.")
     ],
@@ -35,29 +37,18 @@ def command(
         ),
     ] = None,
     blobs: options.BlobsOption = None,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    bootstrap: options.BootstrapOption = None,
-    device: options.DeviceOption = None,
-    threads: options.ThreadsOption = None,
 ) -> None:
     """Answer at /v1/completions and /v1/chat/completions, whole or streamed, as OpenAI's endpoint does, until Ctrl-C.
 
     For trying a version, not for many: answers that are asked for together are written in turns. It speaks plain HTTP.
     """
     extras.require("train")
-    host, port, token = listening.asked(bind, token_file)
+    host, port, token = listening.listen_options(bind, token_file)
     is_folder = Path(model).is_dir()
     if is_folder and round is not None:
         raise UsageFailure(f"--round {round}: {model} is a folder, which has one version")
     run = None if is_folder else options.named_run(model)
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap, device=device,
-        threads=threads,
-    )  # fmt: skip
+    folder, settings = options.folder(given)
     import tempfile
 
     from dlx.node.web.completions import Completions
@@ -90,7 +81,7 @@ def command(
         except EvaluateError as error:
             raise Failure(f"{error}: no model that could answer") from None
         name = _name(source)
-        listening.until_stopped(found, Completions(writer, name, token).app(), f"{name} answers at {url}/v1")
+        listening.serve_until_stopped(found, Completions(writer, name, token).app(), f"{name} answers at {url}/v1")
 
 
 def _name(folder: Path) -> str:

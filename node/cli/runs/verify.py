@@ -9,11 +9,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from dlx.node.cli import options
-from dlx.node.home.diagnostics import FAIL, Finding, exit_code
+from dlx.node.home.diagnostics import FAIL, Diagnosis, exit_code
 from dlx.node.home.errors import Failure
 
 
+@options.of_folder(*options.LEDGER, "bootstrap")
 def command(
+    given: options.Given,
     model: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `dlx-node pull` wrote, or somebody gave you.")],
     blobs: options.BlobsOption = None,
     offline: Annotated[
@@ -22,12 +24,6 @@ def command(
             "--offline", help="Ask no peer for the run's tokenizer, only folders; the chain is asked all the same."
         ),
     ] = False,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    bootstrap: options.BootstrapOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Check that a folder is the version of a run that it says it is: weights, manifest, config and tokenizer.
@@ -36,9 +32,7 @@ def command(
     weights only for a mean of versions, to compute it anew. Exit codes: 0 all is PASS, 1 something is FAIL, 4 nothing
     is, but something could not be compared (WARN).
     """
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
-    )
+    folder, settings = options.folder(given)
     options.existing_folder(model, "FOLDER")
     import tempfile
 
@@ -52,7 +46,7 @@ def command(
     try:
         stated = read_provenance(model)
     except Failure as error:
-        _tell([Finding("ledger", FAIL, str(error), AGAIN)], json)
+        _report([Diagnosis("ledger", FAIL, str(error), AGAIN)], json)
     run = bytes.fromhex(stated["run"].removeprefix("0x"))
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
@@ -63,24 +57,24 @@ def command(
     ):
         if run not in index.runs():
             said = f"the ledger {client.ledger} has no run {stated['run']}"
-            _tell([Finding("ledger", FAIL, said, "name the run's own ledger by --ledger")], json)
+            _report([Diagnosis("ledger", FAIL, said, "name the run's own ledger by --ledger")], json)
         with open_sources(client, run, places, options.note) as sources:
             from_ = [one for one in sources if not offline or isinstance(one, Folder)]
             blobs_ = Blobs(from_, Path(work), lambda *wrong: None)
-            _tell(verify(model, stated, client.domain, find.view_of(index, run), blobs_), json, stated)
+            _report(verify(model, stated, client.domain, find.view_of(index, run), blobs_), json, stated)
 
 
-def _tell(findings: Iterable[Finding], json: bool, stated: dict[str, Any] | None = None) -> NoReturn:
+def _report(diagnoses: Iterable[Diagnosis], json: bool, stated: dict[str, Any] | None = None) -> NoReturn:
     """Each as soon as it is found, or all as one object; ends the command. `stated`: what the folder says of itself,
     which is believed where all is PASS."""
     from dlx.node.checkpoints.card import citation
 
     found = []
-    for finding in findings:
-        found.append(finding)
+    for diagnosis in diagnoses:
+        found.append(diagnosis)
         if not json:
-            options.print_finding(finding)
-    code = exit_code({finding.verdict for finding in found})
+            options.print_diagnosis(diagnosis)
+    code = exit_code({diagnosis.verdict for diagnosis in found})
     if json:
         cite = None if code or stated is None else str(citation(stated))
         options.print_json({"cite": cite, "failed": code == 1, "established": code == 0, "findings": found})

@@ -12,7 +12,9 @@ from dlx.node.cli import listening, options
 from dlx.node.home import extras
 
 
+@options.of_folder(*options.LEDGER, "bootstrap")
 def command(
+    given: options.Given,
     bind: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
     ] = "127.0.0.1:4680",
@@ -25,12 +27,6 @@ def command(
         ),
     ] = None,
     blobs: options.BlobsOption = None,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    bootstrap: options.BootstrapOption = None,
 ) -> None:
     """Serve the ledger's runs as a page: losses, rounds, members, seals, audits, downloads.
 
@@ -38,10 +34,8 @@ def command(
     whoever has the token may also start audits and download. It speaks plain HTTP: put what encrypts in front of it.
     """
     extras.require("web")
-    host, port, token = listening.asked(bind, token_file)
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, bootstrap=bootstrap
-    )
+    host, port, token = listening.listen_options(bind, token_file)
+    folder, settings = options.folder(given)
     from dlx.node.audit.sources.places import Places
     from dlx.node.home.config import ledger_options
     from dlx.node.home.ledgers import open_index, open_ledger, reachable_chain
@@ -58,13 +52,13 @@ def command(
         with open_index(client):
             pass  # says how far it is while it reads what nobody has read
         reach = f"--datadir {quote(str(folder.root))}"  # of use on this machine, and nobody else's business
-        if token is not None or rpc_url or chain_id or ledger or not folder.root.is_dir():
+        if token is not None or any(given.settings[key] for key in options.LEDGER) or not folder.root.is_dir():
             reach = ledger_options(settings)
         reader = Reader(client, (*kept, *folder.blob_folders), reach)
         auditing = Auditing(where(settings, folder, places))
         page = Page(reader, Guard(token), auditing, places)
         try:
-            listening.until_stopped(found, page.app(), f"the page is at {url}")
+            listening.serve_until_stopped(found, page.app(), f"the page is at {url}")
         finally:
             auditing.stop()
             reader.close()

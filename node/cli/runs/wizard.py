@@ -72,19 +72,19 @@ def command(
     text, size = _ask("A file or folder with the text, which will be public", data, None, partial(_text, field, raw))
     sizes = ", ".join(SIZES)
     start, layers, length, tokenizer, tied = _ask(f"Model: a Hugging Face folder, or {sizes}", model, "tiny", _model)
-    count = partial(_count, "--stages", most=layers, why=f"the model has {layers} layers")
+    count = partial(_count, "--stages", highest=layers, why=f"the model has {layers} layers")
     machines = _ask(f"Machines that share the model's {layers} layers", stages, 1, count)
     if tied and machines > 1:
         options.note(
             f"note: the model's head is its embedding; in {machines} stages it gets weights of its own, "
             f"{tied:,} parameters more"
         )
-    begin = _ask("Replicas that begin together", replicas, 2, partial(_count, "--replicas", most=64))
+    begin = _ask("Replicas that begin together", replicas, 2, partial(_count, "--replicas", highest=64))
     once = suggested_rounds(size // (4 if tokenizer else 1), _BATCH * length, _STEPS, begin)
-    said = f"Rounds ({formatting.size(size)} of text: about once through it is {once})"
+    rounds_question = f"Rounds ({formatting.size(size)} of text: about once through it is {once})"
     answers = Answers(
         name=_ask("Name", name, _plain(text.stem), partial(_valid, "--name", Name)),
-        rounds=_ask(said, rounds, once, partial(_count, "--rounds", most=10**7)),
+        rounds=_ask(rounds_question, rounds, once, partial(_count, "--rounds", highest=10**7)),
         licence=_ask("Licence of the data", licence, "", partial(_valid, "--licence", Licence)),
         model=start,
         data=text,
@@ -115,21 +115,21 @@ def command(
     )
 
 
-def _ask(question: str, given: object, default: object, meant: Callable[[str], _T]) -> _T:
+def _ask(question: str, given: object, default: object, parse: Callable[[str], _T]) -> _T:
     """What the option means, else what the person at the terminal says, who is told why where that cannot be and asked
-    again, else what the default means. `meant` raises UsageFailure."""
+    again, else what the default means. `parse` raises UsageFailure."""
     if given is None and sys.stdin.isatty():
         while True:
             try:
-                return meant(_said(question, default))
+                return parse(_prompted(question, default))
             except UsageFailure as error:
                 options.note(str(error))
     if given is None and default is None:
         raise UsageFailure(f"{question}: name it by an option, there is nobody to ask")
-    return meant(str(default if given is None else given))
+    return parse(str(default if given is None else given))
 
 
-def _said(question: str, default: object) -> str:
+def _prompted(question: str, default: object) -> str:
     try:
         return str(typer.prompt(question, default=default, type=str, err=True)).strip()
     except typer.Abort:  # Ctrl-C, or the end of the input
@@ -204,10 +204,10 @@ def _whole(option: str, path: Path) -> Path:
     return whole
 
 
-def _count(option: str, given: str, most: int, why: str = "") -> int:
+def _count(option: str, given: str, highest: int, why: str = "") -> int:
     number = int(given) if re.fullmatch(r"\d{1,9}", given, re.ASCII) else 0
-    if not 1 <= number <= most:
-        raise UsageFailure(f"{option} {printable(given, 40)}: {why or f'expected a number from 1 to {most}'}")
+    if not 1 <= number <= highest:
+        raise UsageFailure(f"{option} {printable(given, 40)}: {why or f'expected a number from 1 to {highest}'}")
     return number
 
 
@@ -217,8 +217,8 @@ def _valid(option: str, kind: Any, given: str) -> str:
     try:
         return convert(given, kind)
     except ManifestError as error:
-        said = str(error).partition(": ")[2].rpartition(", got ")[0]
-        raise UsageFailure(f"{option} {printable(given, 40)}: {said}") from None
+        reason = str(error).partition(": ")[2].rpartition(", got ")[0]
+        raise UsageFailure(f"{option} {printable(given, 40)}: {reason}") from None
 
 
 def _plain(stem: str) -> str:

@@ -10,34 +10,33 @@ import typer
 
 from dlx.node.cli import options
 from dlx.node.home import config
-from dlx.node.home.config import Settings
-from dlx.node.home.errors import UsageFailure
+from dlx.node.home.settings import SETTINGS
 
 app = options.Verbs(help="Show and change a node's settings.")
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="A key of config.toml, such as rpc_url.")]
 
 
 @app.command()
+@options.of_folder()
 def show(
+    given: options.Given,
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key.", show_default="all")] = None,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Show each setting, its value, and where that comes from: environment, config.toml, embedded chain or default.
 
     Flags go before all of these. URLs are shown without user, path and query, which may be keys.
     """
-    folder, settings = options.folder(datadir, network)
-    if key is not None and key not in Settings.__struct_fields__:
-        raise UsageFailure(f"{key}: unknown key; the keys are {', '.join(Settings.__struct_fields__)}")
-    sources = config.sourced(folder, {"network": network}, os.environ)
+    folder, settings = options.folder(given)
+    if key is not None:
+        config.check_key(key)
+    sources = config.sourced(folder, given.settings, os.environ)
     found = {
         name: {
             "value": _shown(name, getattr(settings, name)),
             "from": sources[name][1] if name in sources else "default",
         }
-        for name in Settings.__struct_fields__
+        for name in SETTINGS
         if key in (None, name)
     }
     if json:
@@ -48,35 +47,36 @@ def show(
 
 
 @app.command("set")
+@options.of_folder()
 def set_(
+    given: options.Given,
     key: KeyArgument,
     value: Annotated[
         list[str],
         typer.Argument(metavar="VALUE", help="What it is to be, lists with blanks between; - reads a line of stdin."),
     ],
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
 ) -> None:
     """Set a key of config.toml, which keeps its comments. A running node goes on with what it has until restarted.
 
     An URL with a key in it is best given by - and stdin: other users of the machine see a command's arguments.
     """
-    folder, _ = options.folder(datadir, network, may_be_new=True)
+    folder, _ = options.folder(given, may_be_new=True)
     text = sys.stdin.readline(65_536).strip() if value == ["-"] else " ".join(value)
     folder.create()
     config.change(folder.config, key, text)
 
 
 @app.command()
-def unset(key: KeyArgument, datadir: options.DataDirOption = None, network: options.NetworkOption = None) -> None:
+@options.of_folder()
+def unset(given: options.Given, key: KeyArgument) -> None:
     """Have a key of config.toml take its default again."""
-    folder, _ = options.folder(datadir, network)
+    folder, _ = options.folder(given)
     config.change(folder.config, key, None)
 
 
 def _shown(key: str, value: Any) -> Any:
-    if key == "rpc_url":
-        return [config.shown_urls([url]) for url in value]
+    if SETTINGS[key].secret:
+        return [config.redacted_urls([url]) for url in value]
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -11,31 +11,22 @@ import typer
 from dlx.node.cli import options
 
 if TYPE_CHECKING:
-    from dlx.node.home.config import Settings
     from dlx.node.home.datadir import DataDir
-    from dlx.node.home.diagnostics import Finding
+    from dlx.node.home.diagnostics import Diagnosis
+    from dlx.node.home.settings import Settings
 
 
+@options.of_folder(
+    *options.LEDGER, "max_fee", "max_tip", "listen", "announce", "bootstrap", "password_file", "device", "threads"
+)
 def command(
+    given: options.Given,
     run: options.RunOption = None,
     stage: Annotated[
         int | None,
         typer.Option(min=0, max=63, help="The stage to plan for.", show_default="the node's own, else the largest"),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that the account's funds should last for.")] = 1000,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    max_fee: options.MaxFeeOption = None,
-    max_tip: options.MaxTipOption = None,
-    listen: options.ListenOption = None,
-    announce: options.AnnounceOption = None,
-    bootstrap: options.BootstrapOption = None,
-    password_file: options.PasswordFileOption = None,
-    device: options.DeviceOption = None,
-    threads: options.ThreadsOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Check keys, chain, contracts, funds, clock, ports, disk, memory and arithmetic, as `start` would need them.
@@ -43,31 +34,27 @@ def command(
     Each check is PASS, WARN or FAIL, with what mends it. Changes nothing, and may run beside the node. Exit code 1
     where something is FAIL.
     """
-    folder, settings = options.folder(
-        datadir, network, rpc_url=rpc_url, chain_id=chain_id, ledger=ledger, max_fee=max_fee, max_tip=max_tip,
-        listen=listen, announce=announce, bootstrap=bootstrap, password_file=password_file, device=device,
-        threads=threads,
-    )  # fmt: skip
-    found: list[Finding] = []
-    for finding in _findings(folder, settings, run, stage, rounds):
-        found.append(finding)
+    folder, settings = options.folder(given)
+    found: list[Diagnosis] = []
+    for diagnosis in _diagnoses(folder, settings, run, stage, rounds):
+        found.append(diagnosis)
         if not json:
-            options.print_finding(finding)
+            options.print_diagnosis(diagnosis)
     if json:
         options.print_json({"findings": found})
-    raise typer.Exit(1 if any(finding.verdict == "FAIL" for finding in found) else 0)
+    raise typer.Exit(1 if any(diagnosis.verdict == "FAIL" for diagnosis in found) else 0)
 
 
-def _findings(
+def _diagnoses(
     folder: DataDir, settings: Settings, run: str | None, stage: int | None, rounds: int
-) -> Iterator[Finding]:
-    from dlx.node.home.diagnostics import Finding
+) -> Iterator[Diagnosis]:
+    from dlx.node.home.diagnostics import Diagnosis
     from dlx.node.home.ledgers import ledger_client, open_index, reachable_chain
     from dlx.node.runs import find, health
 
     at_once, account = list(health.quick(folder, settings)), None
     yield from at_once
-    if not any(finding.check == "keys" and finding.verdict == "FAIL" for finding in at_once):
+    if not any(diagnosis.check == "keys" and diagnosis.verdict == "FAIL" for diagnosis in at_once):
         opened, account = health.keys(folder, settings)
         yield opened
     yield health.arithmetic()
@@ -78,7 +65,7 @@ def _findings(
         client = ledger_client(reached, folder)
         told = list(health.endpoints(client, folder, reached))
         yield from told
-        if not any(finding.check == "chain" and finding.verdict == "PASS" for finding in told):
+        if not any(diagnosis.check == "chain" and diagnosis.verdict == "PASS" for diagnosis in told):
             return
         there = health.contracts(client, folder)
         yield there
@@ -92,7 +79,7 @@ def _findings(
             yield health.funds(client, folder, reached, account.address, replicas, rounds)
         where = f"--datadir {shlex.quote(str(folder.root))}"
         if view is None or not view.created:
-            yield Finding(
+            yield Diagnosis(
                 "run",
                 "WARN",
                 "the ledger has no run yet",
@@ -102,11 +89,11 @@ def _findings(
         own = None if account is None else view.slot_of(account.address)
         manifest = find.read_manifest(view, folder.blob_folders)
         if manifest is None:
-            said = "the run's manifest is not here yet, so memory and disk cannot be compared with its plan"
-            yield Finding(
+            problem = "the run's manifest is not here yet, so memory and disk cannot be compared with its plan"
+            yield Diagnosis(
                 "plan",
                 "WARN",
-                said,
+                problem,
                 f"dlx-node start --run 0x{view.run.hex()[:12]} {where}",
             )
         else:
@@ -114,9 +101,9 @@ def _findings(
         yield _ports(folder, reached, client.domain, view.run, client.nodes().nodes)
 
 
-def _ports(folder: DataDir, settings: Settings, domain, run: bytes, nodes) -> Finding:  # type: ignore[no-untyped-def]
+def _ports(folder: DataDir, settings: Settings, domain, run: bytes, nodes) -> Diagnosis:  # type: ignore[no-untyped-def]
     """Beside a node that runs here its ports are asked about; else we listen on them meanwhile."""
-    from dlx.node.cli.operate.endpoint import read
+    from dlx.node.cli.operate.status import read
     from dlx.node.daemon.api.status import NodeStatus
     from dlx.node.home.errors import Failure
     from dlx.node.home.keys import identity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,23 +14,20 @@ from dlx.node.home import config
 from dlx.node.home.errors import UsageFailure
 
 
+@options.of_folder(
+    *options.LEDGER,
+    *options.FEES,
+    "listen",
+    "announce",
+    "bootstrap",
+    "http_host",
+    "http_port",
+    "log_format",
+    "password_file",
+    "private_data",
+)
 def command(
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    rpc_url: options.RpcUrlOption = None,
-    chain_id: options.ChainIdOption = None,
-    ledger: options.LedgerOption = None,
-    max_fee: options.MaxFeeOption = None,
-    max_tip: options.MaxTipOption = None,
-    daily_budget: options.DailyBudgetOption = None,
-    listen: options.ListenOption = None,
-    announce: options.AnnounceOption = None,
-    bootstrap: options.BootstrapOption = None,
-    http_host: options.HttpHostOption = None,
-    http_port: options.HttpPortOption = None,
-    log_format: options.LogFormatOption = None,
-    password_file: options.PasswordFileOption = None,
-    private_data: options.PrivateDataOption = None,
+    given: options.Given,
     insecure_devnet: Annotated[
         bool, typer.Option("--insecure-devnet", help="Lock the keystore with a password that everybody knows.")
     ] = False,
@@ -40,26 +37,13 @@ def command(
 
     Settings given here are written to config.toml. Nothing that exists is ever overwritten.
     """
-    given: dict[str, Any] = {
-        "network": network,
-        "rpc_url": rpc_url or None,
-        "chain_id": chain_id,
-        "ledger": ledger,
-        "max_fee": max_fee,
-        "max_tip": max_tip,
-        "daily_budget": daily_budget,
-        "listen": listen or None,
-        "announce": announce or None,
-        "bootstrap": bootstrap or None,
-        "http_host": http_host,
-        "http_port": http_port,
-        "log_format": log_format,
-        "password_file": None if password_file is None else str(expand(password_file).absolute()),
-        "private_data": None if private_data is None else str(expand(private_data).absolute()),
-    }
+    for key in ("password_file", "private_data"):  # a relative path is of the folder that the command was given in
+        if given.settings[key] is not None:
+            given.settings[key] = str(expand(given.settings[key]).absolute())
     from dlx.node.home.keys import identity
 
-    folder, settings = options.folder(datadir, may_be_new=True, **given)
+    folder, settings = options.folder(given, may_be_new=True)
+    stated = {key: value for key, value in given.settings.items() if value not in (None, [])}
 
     def password() -> str:
         if not settings.password_file:
@@ -72,11 +56,11 @@ def command(
     folder.create()
     folder.check_secrets()
     created = identity.create(folder, password, insecure_devnet=insecure_devnet)
-    wrote_config = config.write(folder.config, given)
+    wrote_config = config.write(folder.config, stated)
     made = {"node key": created.node_key, "account": created.account, "config.toml": wrote_config}
     account, peer_id = identity.account_address(folder), identity.node_peer_id(folder)
     insecure = identity.is_insecure(folder)
-    if not wrote_config and any(value is not None for value in given.values()):
+    if not wrote_config and stated:
         options.note(f"{folder.config} was there before and is unchanged: edit it to change settings")
     if insecure:
         options.note("INSECURE: everybody knows this keystore's password; use it on a devnet only")

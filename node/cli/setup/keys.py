@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from dlx.node.cli import options
-from dlx.node.home.errors import Failure
+from dlx.node.home.errors import Failure, UsageFailure
 
 _KEY_BYTES = 65_536
 
@@ -21,13 +21,12 @@ app = options.Verbs(help="List, export and import keys; make a site's; move what
 
 
 @app.command("list")
-def list_(
-    datadir: options.DataDirOption = None, network: options.NetworkOption = None, json: options.JsonOption = False
-) -> None:
+@options.of_folder()
+def list_(given: options.Given, json: options.JsonOption = False) -> None:
     """List the folder's keys: what each is, its public name and its file. Needs no password."""
     from dlx.node.home.keys import identity, site
 
-    folder, _ = options.folder(datadir, network)
+    folder, _ = options.folder(given)
     rows = [["node key", identity.node_peer_id(folder), folder.node_key]] if folder.node_key.exists() else []
     if identity.keystores(folder):
         locked = "account (INSECURE: everybody knows its password)" if identity.is_insecure(folder) else "account"
@@ -41,14 +40,13 @@ def list_(
 
 
 @app.command()
+@options.of_folder("password_file")
 def export(
+    given: options.Given,
     out: Annotated[Path, typer.Option(help="The file to write, for you only (0600); it must not exist.")],
     plain: Annotated[
         bool, typer.Option("--plain", help="Write the secret itself, in hex, instead of a keystore.")
     ] = False,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    password_file: options.PasswordFileOption = None,
 ) -> None:
     """Write the account to a file that wallets import: a V3 keystore, locked by the folder's password.
 
@@ -58,23 +56,22 @@ def export(
     from dlx.node.home.keys import identity
 
     if out.exists() or not out.parent.is_dir():
-        raise Failure(f"{out} cannot be made: name a new file in a folder that exists")
-    folder, settings = options.folder(datadir, network, password_file=password_file)
+        raise UsageFailure(f"{out} cannot be made: name a new file in a folder that exists")
+    folder, settings = options.folder(given)
     durable.create(out, identity.exported(folder, settings, plain))
     if plain:
         options.note(f"whoever reads {out} is {identity.account_address(folder)}")
 
 
 @app.command("import")
+@options.of_folder("password_file")
 def import_(
+    given: options.Given,
     file: Annotated[Path, typer.Argument(help="A V3 keystore, or 64 hex digits in a 0600 file; - reads stdin.")],
     unlock: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="File with the keystore's own password.", show_default="the password file's"),
     ] = None,
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    password_file: options.PasswordFileOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Make an account from elsewhere the folder's, locked by the folder's password. Where it has one, nothing changes.
@@ -84,17 +81,16 @@ def import_(
     import sys
 
     from dlx.node.home.datadir import check_private
-    from dlx.node.home.errors import UsageFailure
     from dlx.node.home.keys import identity
 
-    folder, settings = options.folder(datadir, network, may_be_new=True, password_file=password_file)
+    folder, settings = options.folder(given, may_be_new=True)
     if not settings.password_file:
         raise UsageFailure("the account needs a password here: put one into a file and give --password-file FILE")
     password = identity.password_in(Path(settings.password_file))
     if str(file) == "-":
         text = sys.stdin.read(_KEY_BYTES)
     elif not file.is_file() or file.stat().st_size > _KEY_BYTES:
-        raise Failure(f"{file} is no file with a key")
+        raise UsageFailure(f"{file} is no file with a key")
     else:
         text = file.read_text(errors="replace")
         if not text.lstrip().startswith("{"):  # a keystore is encrypted
@@ -110,10 +106,10 @@ def import_(
 
 
 @app.command("make-site")
+@options.of_folder()
 def make_site(
+    given: options.Given,
     name: Annotated[str, typer.Argument(help="What you call the site: letters, digits, - and _.")],
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Make the key of a site: copy its file to the same place in the folder of each of the site's machines.
@@ -122,7 +118,7 @@ def make_site(
     """
     from dlx.node.home.keys import site
 
-    folder, _ = options.folder(datadir, network)
+    folder, _ = options.folder(given)
     folder.create()
     made = site.make(folder, name)
     fields = {"site": made.name, "address": made.address, "file": site.key_file(folder, name)}
@@ -130,11 +126,10 @@ def make_site(
 
 
 @app.command("export-signed")
+@options.of_folder("password_file")
 def export_signed(
+    given: options.Given,
     out: Annotated[Path, typer.Option(help="The file to write; it must not exist.")],
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    password_file: options.PasswordFileOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Write everything that the account has signed into one file, encrypted with the account's password.
@@ -146,8 +141,8 @@ def export_signed(
     from dlx.node.home.keys.slashing_protection import SignedStatements
 
     if out.exists() or not out.parent.is_dir():
-        raise Failure(f"{out} cannot be made: name a new file in a folder that exists")
-    folder, settings = options.folder(datadir, network, password_file=password_file)
+        raise UsageFailure(f"{out} cannot be made: name a new file in a folder that exists")
+    folder, settings = options.folder(given)
     address = identity.account_address(folder)
     folder.create()
     with folder.lock():
@@ -164,11 +159,10 @@ def export_signed(
 
 
 @app.command("import-signed")
+@options.of_folder("password_file")
 def import_signed(
+    given: options.Given,
     file: Annotated[Path, typer.Argument(help="What `export-signed` wrote.")],
-    datadir: options.DataDirOption = None,
-    network: options.NetworkOption = None,
-    password_file: options.PasswordFileOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Add what the account has signed elsewhere to this folder, before its node starts here.
@@ -178,10 +172,10 @@ def import_signed(
     from dlx.node.home.keys import identity, interchange
     from dlx.node.home.keys.slashing_protection import SignedStatements
 
-    folder, settings = options.folder(datadir, network, password_file=password_file)
+    folder, settings = options.folder(given)
     address = identity.account_address(folder)
     if not file.is_file() or file.stat().st_size > interchange.MAX_BYTES:
-        raise Failure(f"{file} is no file that export-signed wrote")
+        raise UsageFailure(f"{file} is no file that export-signed wrote")
     folder.create()
     with folder.lock():
         try:

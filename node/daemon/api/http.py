@@ -21,8 +21,8 @@ from starlette.types import ASGIApp
 
 from dlx.ground import durable
 from dlx.node.daemon.api.status import NodeStatus, Peers, PeerView, Rounds, RoundView
-from dlx.node.home.config import is_loopback
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.values import is_loopback
 from dlx.node.web.serving import listener, serve_on
 
 

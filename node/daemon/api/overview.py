@@ -20,7 +20,7 @@ from dlx.node.daemon.metrics import Metrics, SealCounter
 from dlx.node.daemon.metrics import Traffic as Counted
 from dlx.node.daemon.slot.assignment import Assignment
 from dlx.node.daemon.supervisor import Supervisor
-from dlx.node.home.config import shown_urls
+from dlx.node.home.config import redacted_urls
 from dlx.node.round.challenges.turns import summary
 from dlx.node.round.machine import RoundMachine
 from dlx.p2p.host import Host
@@ -72,7 +72,7 @@ class Overview:
             trained_on=str(session.placement) if session and session.placement else None,
             peers=len(self.host.agreed()),
             ledger=LedgerStatus(
-                rpc_url=shown_urls(self.rpc_url),
+                rpc_url=redacted_urls(self.rpc_url),
                 reachable=seen is not None and self.follower.silence is None,
                 block=seen.head.block if seen else None,
                 age_seconds=round(max(0.0, self.clock.now() - seen.head.time), 1) if seen else None,

@@ -11,7 +11,7 @@ import msgspec
 
 
 class LedgerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    rpc_url: str  # as config.shown_urls gives them: no credentials
+    rpc_url: str  # as config.redacted_urls gives them: no credentials
     reachable: bool
     block: int | None  # newest block seen
     age_seconds: float | None  # since that block was made

@@ -19,11 +19,11 @@ from dlx.ground.machine import expand
 from dlx.ledger.abi import checksum
 from dlx.ledger.keys import account_of, peer_id, peer_id_to_base58
 from dlx.node.home import logs
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir, check_private
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
 from dlx.node.home.keys import encrypted_file
 from dlx.node.home.keys.encrypted_file import EncryptedFileError
+from dlx.node.home.settings import Settings
 
 # Known to everybody: it keeps a demo's keystore in the usual format and protects nothing.
 INSECURE_PASSWORD = "insecure-devnet"

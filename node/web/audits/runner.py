@@ -14,10 +14,10 @@ import msgspec
 from dlx.ledger.abi import checksum
 from dlx.node.audit.report import Report
 from dlx.node.audit.sources.places import Places
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.extras import MissingExtra, require
 from dlx.node.home.ledgers import index_folder
+from dlx.node.home.settings import Settings
 from dlx.node.web.audits.process import STOPPED, Task, Where
 
 _REMEMBERED = 32  # runs whose last audit is remembered

@@ -21,10 +21,10 @@ from dlx.node.audit.report import Report
 from dlx.node.audit.sources.blobs import Blobs, Folder
 from dlx.node.checkpoints.pull import follow, pull
 from dlx.node.checkpoints.verify import verify
-from dlx.node.cli.runs.verify import _tell
+from dlx.node.cli.runs.verify import _report
 from dlx.node.home import citation
 from dlx.node.home.datadir import DataDir
-from dlx.node.home.diagnostics import Finding
+from dlx.node.home.diagnostics import Diagnosis
 from dlx.node.home.errors import UsageFailure
 from dlx.node.runs.create import _lineage
 from dlx.node.runs.listing import read_provenance, write_sums
@@ -52,8 +52,8 @@ def folder(pulled: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def findings(honest_history: History, tmp_path: Path) -> Callable[..., list[Finding]]:
-    def go(folder: Path, blobs: bool = True) -> list[Finding]:
+def findings(honest_history: History, tmp_path: Path) -> Callable[..., list[Diagnosis]]:
+    def go(folder: Path, blobs: bool = True) -> list[Diagnosis]:
         work = tmp_path / f"work {blobs}"
         work.mkdir(exist_ok=True)
         sources = [Folder(honest_history.blobs, own=False)] if blobs else []
@@ -65,7 +65,7 @@ def findings(honest_history: History, tmp_path: Path) -> Callable[..., list[Find
 
 
 @pytest.fixture
-def found(findings: Callable[..., list[Finding]]) -> Callable[..., dict[str, str]]:
+def found(findings: Callable[..., list[Diagnosis]]) -> Callable[..., dict[str, str]]:
     """Check -> verdict; `blobs`: whether the run's tokenizer and data manifest can be had."""
 
     def go(folder: Path, blobs: bool = True) -> dict[str, str]:
@@ -136,7 +136,7 @@ def test_a_false_manifest_does_not_decide_how_much_is_read(
 
 
 def test_what_is_wrong_with_the_files_is_named_and_a_pipe_among_them_is_no_wait(
-    folder: Path, findings: Callable[..., list[Finding]], capsys: pytest.CaptureFixture[str]
+    folder: Path, findings: Callable[..., list[Diagnosis]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "config.json").write_text("{}")
     (folder / "README.md").unlink()
@@ -145,21 +145,23 @@ def test_what_is_wrong_with_the_files_is_named_and_a_pipe_among_them_is_no_wait(
     os.mkfifo(folder / "a\x1b[31mpipe")
     last = findings(folder)[-1]
     assert (last.check, last.verdict) == ("files", "FAIL")
-    assert "changed: config.json, tokenizer.json; missing: README.md; not listed: a\ufffd[31mpipe" in last.said
+    assert "changed: config.json, tokenizer.json; missing: README.md; not listed: a\ufffd[31mpipe" in last.text
     with pytest.raises(typer.Exit) as ended:
-        _tell(findings(folder), True)
+        _report(findings(folder), True)
     assert ended.value.exit_code == 1 and json.loads(capsys.readouterr().out)["cite"] is None
 
 
-def test_lists_that_are_pipes_or_name_a_pipe_are_findings(folder: Path, findings: Callable[..., list[Finding]]) -> None:
+def test_lists_that_are_pipes_or_name_a_pipe_are_findings(
+    folder: Path, findings: Callable[..., list[Diagnosis]]
+) -> None:
     (folder / "tokenizer.json").unlink()
     os.mkfifo(folder / "tokenizer.json")
     write_sums(folder)
-    assert "no plain file: tokenizer.json" in findings(folder)[-1].said, "though the list has it"
+    assert "no plain file: tokenizer.json" in findings(folder)[-1].text, "though the list has it"
     for name in ("SHA256SUMS", "manifest.json"):
         (folder / name).unlink()
         os.mkfifo(folder / name)
-        assert f"it has no file {name}" in findings(folder)[-1].said
+        assert f"it has no file {name}" in findings(folder)[-1].text
 
 
 @pytest.mark.parametrize(
@@ -207,18 +209,18 @@ def test_a_provenance_without_ledger_and_a_name_that_steers_terminals_are_findin
     blobs = Blobs([Folder(honest_history.blobs, own=False)], work, lambda *what: None)
     stated = read_provenance(folder)
     found = list(verify(folder, stated, honest_history.client().domain, honest_history.view(), blobs))
-    assert found[-1].verdict == "FAIL" and found[-1].said.endswith(": a\ufffd[31m.py")
+    assert found[-1].verdict == "FAIL" and found[-1].text.endswith(": a\ufffd[31m.py")
     with pytest.raises(typer.Exit) as ended:
-        _tell(found, True, {key: stated[key] for key in ("run", "version")})
+        _report(found, True, {key: stated[key] for key in ("run", "version")})
     assert ended.value.exit_code == 1
 
 
 def test_what_cannot_be_compared_is_not_cited(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stated = json.loads((folder / "provenance.json").read_text())
-    open_ = Finding("weights", "WARN", "says to be a mean")
-    for findings, code in ([], 4), ([Finding("files", "PASS", ""), open_], 4), ([Finding("files", "PASS", "")], 0):
+    open_ = Diagnosis("weights", "WARN", "says to be a mean")
+    for findings, code in ([], 4), ([Diagnosis("files", "PASS", ""), open_], 4), ([Diagnosis("files", "PASS", "")], 0):
         with pytest.raises(typer.Exit) as ended:
-            _tell(findings, True, stated)
+            _report(findings, True, stated)
         said = json.loads(capsys.readouterr().out)
         assert (ended.value.exit_code, said["established"], said["cite"] is not None) == (code, code == 0, code == 0)
 

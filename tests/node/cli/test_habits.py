@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from dlx.ground import durable
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.keys import encrypted_file, identity
+from dlx.node.home.settings import Settings
 from tests.node.command import dlx
 
 ROOT = Path(__file__).parents[3]
@@ -166,7 +166,7 @@ def test_an_account_moves_by_export_and_import(folder: Path, tmp_path: Path, pla
     durable.write_bytes(word, b"a word of its own\n", durable.SECRET)
     dlx("keys", "export", "--out", out, *(["--plain"] if plain else []), "--datadir", folder)
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
-    dlx("keys", "export", "--out", out, "--datadir", folder, code=1)  # never overwritten
+    dlx("keys", "export", "--out", out, "--datadir", folder, code=2)  # never overwritten
     old = tmp_path / "old"
     durable.write_bytes(old, b"insecure-devnet\n", durable.SECRET)
     given = ["keys", "import", out, "--unlock", old, "--datadir", new, "--password-file", word, "--json"]

@@ -1,4 +1,4 @@
-"""The man pages are those of the commands, and name every option."""
+"""The man pages are those of the commands and name every option; the operator's table is that of the settings."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ import typer.main
 from dlx.node.cli import manual
 from dlx.node.cli.app import app
 
-COMMITTED = Path(__file__).parents[3] / "docs" / "man"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_the_committed_man_pages_are_current() -> None:
-    kept = {path.name: path.read_text() for path in COMMITTED.glob("*.1")}
-    assert kept == manual.pages(), "run `make man` (or `python -m dlx.node.cli.manual docs/man`) and commit docs/man"
+    kept = {path.name: path.read_text() for path in (DOCS / "man").glob("*.1")}
+    assert kept == manual.pages(), "run `make man` (or `python -m dlx.node.cli.manual docs`) and commit docs"
 
 
 def test_a_page_for_each_command_names_all_its_options() -> None:
@@ -22,3 +22,8 @@ def test_a_page_for_each_command_names_all_its_options() -> None:
         for one in (command, *getattr(command, "commands", {}).values()):
             for option in one.params:
                 assert all(opt in page for opt in option.opts if opt.startswith("-")), (name, option.opts)
+
+
+def test_the_table_of_settings_in_the_operators_guide_is_current() -> None:
+    guide = (DOCS / "operator.md").read_text()
+    assert manual.settings_table(guide) in guide, "run `make man` (or `python -m dlx.node.cli.manual docs`)"

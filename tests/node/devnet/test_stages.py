@@ -1,11 +1,11 @@
 """What each node of a site in one machine is told."""
 
-import msgspec
+import dataclasses
 
 from dlx.node.devnet.stages import environment
 from dlx.node.home import config
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
+from dlx.node.home.settings import Settings
 
 
 def test_a_node_of_each_stage_has_the_given_settings_and_ports_of_its_own(tmp_path) -> None:
@@ -21,7 +21,7 @@ def test_a_node_of_each_stage_has_the_given_settings_and_ports_of_its_own(tmp_pa
         daily_budget=0.0,
     )
     found = config.load(DataDir(tmp_path), {}, environment(given, 2))
-    expected = msgspec.structs.replace(
+    expected = dataclasses.replace(
         given,
         listen=("/ip4/0.0.0.0/tcp/4652", "/ip6/::/tcp/0"),
         announce=("/dns4/site.example/tcp/4652",),

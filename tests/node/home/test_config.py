@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from dlx.ground import durable
 from dlx.ledger.transactions.fees import Limits
 from dlx.node.home import config
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir, NotPrivate
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.ledgers import limits_of
+from dlx.node.home.settings import Settings
 from dlx.training.models.placement import Placement
 
 
@@ -52,7 +52,7 @@ def test_flag_beats_environment_beats_file_beats_embedded_chain_beats_default(fo
 def test_several_endpoints_are_named_in_every_way(folder: DataDir, flags: dict, environ: dict, text: str) -> None:
     folder.config.write_text(text)
     found = config.load(folder, flags, environ).rpc_url
-    assert found == ("https://a/key", "http://b:1") and config.shown_urls(found) == "https://a, http://b:1"
+    assert found == ("https://a/key", "http://b:1") and config.redacted_urls(found) == "https://a, http://b:1"
 
 
 def test_lists_come_from_the_environment_separated_by_commas_or_spaces(folder: DataDir) -> None:
@@ -168,7 +168,7 @@ def test_any_password_file_name_survives_the_config_file(tmp_path_factory: pytes
 
 
 def test_no_key_of_a_hosted_endpoint_is_shown() -> None:
-    assert config.shown_urls(["https://me:secret@rpc.example:8545/v2/KEY?x=KEY"]) == "https://rpc.example:8545"
+    assert config.redacted_urls(["https://me:secret@rpc.example:8545/v2/KEY?x=KEY"]) == "https://rpc.example:8545"
 
 
 def test_the_folder_is_the_flag_or_dlx_home_or_the_networks() -> None:

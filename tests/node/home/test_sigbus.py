@@ -7,7 +7,7 @@ from pathlib import Path
 PROGRAM = """
 import mmap, os, sys
 from dlx.node.home import sigbus
-sigbus.explained()
+sigbus.end_with_a_line()
 with open(sys.argv[1], "r+b") as file:
     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     file.truncate(1)

@@ -15,10 +15,10 @@ from dlx.ledger.rpc.provider import Header
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
 from dlx.node.devnet.devnet import draft as devnet_draft
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
-from dlx.node.home.diagnostics import FAIL, PASS, WARN, Finding
+from dlx.node.home.diagnostics import FAIL, PASS, WARN, Diagnosis
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.settings import Settings
 from dlx.node.runs import health, reach
 from dlx.training.recipe.draft import complete, draft_from_toml
 from dlx.training.recipe.recipe import BlobRef
@@ -51,7 +51,7 @@ def test_one_command_mends_all_keys_that_others_can_read(tmp_path: Path) -> None
     for file in (*folder.keystore.iterdir(), folder.node_key):
         file.chmod(0o644)
     (wrong,) = (one for one in health.quick(folder, Settings()) if one.verdict == FAIL)
-    assert "and 2 more" in wrong.said
+    assert "and 2 more" in wrong.text
     subprocess.run(["sh", "-c", wrong.mend], check=True, timeout=10)
     assert set(verdicts(folder).values()) == {PASS}
 
@@ -65,7 +65,7 @@ def test_what_a_setting_mends_is_a_command_that_can_be_run(folder: DataDir, monk
 
 
 def test_a_chain_node_of_another_chain_is_no_silent_one() -> None:
-    def asked(error: LedgerError) -> Finding:
+    def asked(error: LedgerError) -> Diagnosis:
         (found,) = health.endpoints(Client(FailingNode(error)), FOLDER, Settings())
         return found
 
@@ -185,4 +185,4 @@ def test_funds_are_compared_with_what_so_many_rounds_cost(balance: int, version:
 def test_ports_that_a_peer_cannot_reach_are_a_warning_with_what_mends_it() -> None:
     assert reach._judged("203.0.113.7", {4650: True}).verdict == PASS
     found = reach._judged("203.0.113.7", {4650: False, 4651: True})
-    assert found.verdict == WARN and "4650" in found.said and "--announce" in found.mend
+    assert found.verdict == WARN and "4650" in found.text and "--announce" in found.mend

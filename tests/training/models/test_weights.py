@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 import os
@@ -241,3 +242,14 @@ def test_whatever_happens_to_a_file_it_is_read_as_it_was_or_called_damaged(data:
             with pytest.raises(Damaged) as caught:
                 weights.read(path, _shapes(TENSORS), sha256=name)
             assert caught.value.blob == name
+
+
+def test_a_full_disk_is_told_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="full") as raised, weights.Writer({"a": (2,)}, tmp_path, cached=False) as writer:
+        writer.add("a", np.zeros(2, np.float32))
+        writer.finish()
+    assert raised.value.filename == str(tmp_path)

@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, ProgressBar, Sparkline, Static
 
 from dlx.node.cli.operate import glance, top
-from dlx.node.cli.operate.glance import Look
+from dlx.node.cli.operate.glance import Snapshot
 from dlx.node.cli.operate.screen import Screen
 from dlx.node.daemon.api.status import Bytes, PeerView, RoundView
 from dlx.node.home.errors import Failure
@@ -26,7 +26,7 @@ PEER = PeerView(peer_id="16Uiu2", addresses=("/ip4/10.0.0.1/tcp/1",), connected_
 ROUNDS = [
     RoundView(round=at, loss=3.0 - at / 4, counted=2, ours=at != 1, steps=10, time=1_700_000_000) for at in range(3)
 ]
-SEEN = Look(STATUS, [PEER], ROUNDS, at=10.0)
+SEEN = Snapshot(STATUS, [PEER], ROUNDS, at=10.0)
 
 
 def drawn(what: object, width: int = 160) -> str:
@@ -44,7 +44,7 @@ def others(count: int) -> list[PeerView]:
 
 def test_losses_rounds_traffic_peers_and_warnings_are_there() -> None:
     status = replace(STATUS, notices=("accused by a member",), resting="paused; keeps its slot")
-    found = drawn(glance.frame(Look(status, others(20), ROUNDS)))
+    found = drawn(glance.frame(Snapshot(status, others(20), ROUNDS)))
     for said in (
         "round 3",
         "step 4 of 10",
@@ -57,14 +57,14 @@ def test_losses_rounds_traffic_peers_and_warnings_are_there() -> None:
     ):
         assert said in found, found
     assert "no loss of a round yet" in drawn(
-        glance.frame(Look(replace(STATUS, round=None, loss=None), [], [])), width=60
+        glance.frame(Snapshot(replace(STATUS, round=None, loss=None), [], [])), width=60
     )
 
 
 def test_a_name_from_outside_is_no_markup() -> None:
     strange = replace(STATUS, notices=("[red]accused[/red] [/]",))
     peer = replace(PEER, peer_id="[bold]x[/]")
-    assert "[red]accused[/red] [/]" in drawn(glance.frame(Look(strange, [peer], [])))
+    assert "[red]accused[/red] [/]" in drawn(glance.frame(Snapshot(strange, [peer], [])))
 
 
 def test_traffic_is_by_the_second_and_a_new_start_is_no_negative_one() -> None:
@@ -78,7 +78,7 @@ def test_traffic_is_by_the_second_and_a_new_start_is_no_negative_one() -> None:
 def test_without_a_terminal_it_is_one_frame_or_one_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(top, "look", lambda folder: SEEN)
+    monkeypatch.setattr(top, "snapshot", lambda folder: SEEN)
     (tmp_path / "config.toml").touch()
     assert "round 3" in dlx("top", "--datadir", tmp_path, *options).stdout
     found = json.loads(dlx("top", "--datadir", tmp_path, "--json", *options).stdout)
@@ -94,7 +94,7 @@ def test_where_no_node_runs_it_says_so_at_once(tmp_path: Path) -> None:
 
 
 def in_terminal(
-    ask: Callable[[], Look],
+    ask: Callable[[], Snapshot],
     test: Callable[[Pilot[None], Screen], Awaitable[None]],
     size: tuple[int, int] = (140, 50),
     every: float = 3600.0,
@@ -142,13 +142,13 @@ def test_everything_is_on_the_screen_and_follows_the_node() -> None:
         assert screen.query_one(ProgressBar).percentage == pytest.approx(0.9)
         assert len(rows(screen, "rounds")) == 4 and len(rows(screen, "peers")) == 2
 
-    in_terminal(lambda: Look(newer, others(2), sealed, at=12.0), test)
+    in_terminal(lambda: Snapshot(newer, others(2), sealed, at=12.0), test)
 
 
 def test_a_node_that_is_gone_leaves_the_last_picture_and_the_reason() -> None:
-    answers: list[Look | Failure] = [Failure("no node runs in /x"), SEEN]
+    answers: list[Snapshot | Failure] = [Failure("no node runs in /x"), SEEN]
 
-    def ask() -> Look:
+    def ask() -> Snapshot:
         found = answers.pop(0)
         if isinstance(found, Failure):
             raise found
@@ -177,7 +177,7 @@ def test_a_node_that_is_gone_leaves_the_last_picture_and_the_reason() -> None:
 def test_held_it_asks_nobody_until_the_key_again() -> None:
     asked, again = [0], threading.Event()
 
-    def ask() -> Look:
+    def ask() -> Snapshot:
         asked[0] += 1
         again.set()
         return SEEN
@@ -200,7 +200,7 @@ def test_held_it_asks_nobody_until_the_key_again() -> None:
 def test_a_key_ends_it_also_while_the_node_does_not_answer(key: str) -> None:
     hangs, asked = threading.Event(), threading.Event()
 
-    def ask() -> Look:
+    def ask() -> Snapshot:
         asked.set()
         hangs.wait(30)
         raise Failure("too late")
@@ -242,4 +242,4 @@ def test_where_a_table_was_scrolled_to_it_stays() -> None:
                 await pilot.pause()
         assert table.scroll_offset.y == 7 and rows(screen, "rounds")[0][0] == "60"
 
-    in_terminal(lambda: Look(STATUS, [PEER], next(looks), at=11.0), test)
+    in_terminal(lambda: Snapshot(STATUS, [PEER], next(looks), at=11.0), test)

@@ -12,10 +12,10 @@ import pytest
 
 from dlx.ground import durable
 from dlx.ledger.typed import Contribution
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.keys import encrypted_file, identity
 from dlx.node.home.keys.slashing_protection import Contradiction, SlashingProtection
+from dlx.node.home.settings import Settings
 from tests.node.command import dlx
 from tests.node.home.keys.test_slashing_protection import DOMAIN, contribution, seal
 
@@ -98,7 +98,7 @@ def test_bundles_of_others_and_damaged_ones_are_refused(old: Path, tmp_path: Pat
     assert "is damaged" in dlx("keys", "import-signed", file, "--datadir", old, code=1).stderr
     (tmp_path / "text").write_text("hello")
     assert "no encrypted file" in dlx("keys", "import-signed", tmp_path / "text", "--datadir", old, code=1).stderr
-    assert "no file that" in dlx("keys", "import-signed", tmp_path, "--datadir", old, code=1).stderr
+    assert "no file that" in dlx("keys", "import-signed", tmp_path, "--datadir", old, code=2).stderr
     assert not DataDir(stranger).signed.exists()
 
 
@@ -116,10 +116,10 @@ def test_neither_runs_beside_a_running_node(old: Path, tmp_path: Path) -> None:
 def test_an_export_never_overwrites_a_file(old: Path, tmp_path: Path) -> None:
     file = tmp_path / "kept"
     file.write_text("mine")
-    assert "name a new file" in dlx("keys", "export-signed", "--out", file, "--datadir", old, code=1).stderr
+    assert "name a new file" in dlx("keys", "export-signed", "--out", file, "--datadir", old, code=2).stderr
     assert file.read_text() == "mine"
     gone = tmp_path / "nowhere" / "file"
-    assert "name a new file" in dlx("keys", "export-signed", "--out", gone, "--datadir", old, code=1).stderr
+    assert "name a new file" in dlx("keys", "export-signed", "--out", gone, "--datadir", old, code=2).stderr
 
 
 def test_the_accounts_password_locks_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from dlx.node.cli.operate.endpoint import read
+from dlx.node.cli.operate.status import read
 from dlx.node.daemon.api.http import serve_http
 from dlx.node.daemon.api.status import (
     CheckStatus,

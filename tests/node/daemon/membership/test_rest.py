@@ -145,6 +145,18 @@ def test_somebody_at_the_keyboard_is_seen_where_the_machine_tells(
     assert reason == ("somebody is at the machine" if here else None)
 
 
+def test_logind_is_asked_for_its_first_seat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The word is logind's, whatever we call a slot."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    logind = tmp_path / "loginctl"
+    logind.write_text(
+        '#!/bin/sh\n[ "$1 $2" = "show-seat seat0" ] && printf "IdleHint=no\\nIdleSinceHint=1780000000000000\\n"\n'
+    )
+    logind.chmod(0o755)
+    assert idle.somebody_is_here()
+
+
 def test_other_nodes_of_the_machine_are_no_other_programs(tmp_path: Path) -> None:
     command, script = [sys.executable, "-c", "input()"], tmp_path / "dlx-node"
     script.write_text("input()")

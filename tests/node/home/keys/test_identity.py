@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dlx.ground import durable
-from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir, NotPrivate
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
 from dlx.node.home.keys import encrypted_file, identity
+from dlx.node.home.settings import Settings
 
 
 @pytest.fixture
