@@ -16,7 +16,7 @@ from dlx.ledger.index.event_index import Contracts, EventIndex, Head
 from dlx.ledger.index.feed import EventFeed, RunFeed
 from dlx.ledger.index.rebuild import NodesReplay
 from dlx.ledger.keys import account_of, public_point, sign
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.fees import Limits
 from dlx.ledger.transactions.sender import CONFIRMED, Pointless, Sender
 from dlx.ledger.typed import (
@@ -62,7 +62,7 @@ _Update = TypeVar("_Update", covariant=True)
 
 
 class _Feed(Protocol[_Update]):
-    def poll(self, rpc: Rpc, wait: float = 0.0) -> _Update: ...
+    def poll(self, rpc: RpcClient, wait: float = 0.0) -> _Update: ...
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class LedgerClient:
         folder: Path | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.rpc = Rpc(rpc_url, chain_id=chain_id)
+        self.rpc = RpcClient(rpc_url, chain_id=chain_id)
         self._polling = self.rpc.with_patience(_POLL_PATIENCE)
         self.ledger = ledger
         self._chain_id, self._key, self._outbox, self._timeout = chain_id, key, outbox, timeout
@@ -223,7 +223,7 @@ class LedgerClient:
 
     @property
     def tells(self) -> bool:
-        """Whether a poll waits for news where it is told to: see `Rpc.newer`."""
+        """Whether a poll waits for news where it is told to: see `RpcClient.newer`."""
         return self.rpc.tells
 
     def poll(self, feed: _Feed[_Update], wait: float = 0.0) -> _Update:

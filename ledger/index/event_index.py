@@ -19,8 +19,9 @@ from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import Event, RawLog, RunCreated, Sealed, decode_log, event_topic
 from dlx.ledger.index.database import PLACED, IndexFile
 from dlx.ledger.index.log_reader import IndexLost, Timed, Unsettled, fetch_logs, insist
-from dlx.ledger.rpc.failover import LAG
-from dlx.ledger.rpc.provider import Header, Rpc
+from dlx.ledger.rpc.headers import Header
+from dlx.ledger.rpc.provider import LAG
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.typed import Domain
 
 REGISTRY = b""  # what stands for a run in the registry's logs
@@ -85,7 +86,9 @@ class EventIndex:
 
     # From the chain.
 
-    def sync(self, rpc: Rpc, progress: Callable[[int, int], None] | None = None, until: Header | None = None) -> Head:
+    def sync(
+        self, rpc: RpcClient, progress: Callable[[int, int], None] | None = None, until: Header | None = None
+    ) -> Head:
         """Reads up to the head, or up to the block `until`, and gives the last block read. `progress` gets (block, last
         block) after each page.
 
@@ -105,7 +108,7 @@ class EventIndex:
                     raise
         raise Unsettled(f"the chain node at {rpc.name} does not give all blocks up to its head")
 
-    def read(self, rpc: Rpc, newest: Header, progress: Callable[[int, int], None] | None = None) -> None:
+    def read(self, rpc: RpcClient, newest: Header, progress: Callable[[int, int], None] | None = None) -> None:
         """Reads what is missing up to block `newest`, or as far as the chain node surely has everything.
 
         Forgets what a reorg has undone. Raises LedgerError, LedgerUnavailable where nothing new could be had.
@@ -263,7 +266,7 @@ class EventIndex:
 
     # Inside.
 
-    def _agreed(self, rpc: Rpc, newest: Header) -> Head | None:
+    def _agreed(self, rpc: RpcClient, newest: Header) -> Head | None:
         """The last block that index and chain share; the index forgets everything later. Raises Unsettled."""
         tip = self.tip
         if tip is None or self._continues(tip, newest, rpc):
@@ -274,7 +277,7 @@ class EventIndex:
                 self._drop_after(self.contracts.since - 1 if common is None else common.block)
         return common
 
-    def _continues(self, tip: Head, newest: Header, rpc: Rpc) -> bool:
+    def _continues(self, tip: Head, newest: Header, rpc: RpcClient) -> bool:
         """Whether `newest` is `tip` or stands on it."""
         if newest.number <= tip.block:
             return newest.hash == tip.hash
@@ -282,7 +285,7 @@ class EventIndex:
             return newest.parent == tip.hash
         return insist(partial(rpc.header, tip.block), f"block {tip.block}").hash == tip.hash
 
-    def _common(self, rpc: Rpc, newest: Header) -> Head | None:
+    def _common(self, rpc: RpcClient, newest: Header) -> Head | None:
         """The newest block known that is on the chain: where one is, so are those before it."""
 
         def at(place: int) -> Head | None:

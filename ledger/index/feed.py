@@ -12,7 +12,8 @@ from dlx.ledger.events import Event
 from dlx.ledger.index.event_index import START, EventIndex, Head, Mark
 from dlx.ledger.index.log_reader import Unsettled
 from dlx.ledger.index.rebuild import NodesReplay, RunReplay
-from dlx.ledger.rpc.provider import Header, Rpc
+from dlx.ledger.rpc.headers import Header
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
 
@@ -59,7 +60,7 @@ class EventFeed:
         self._mark: Mark | None = None
         self._after = START
 
-    def poll(self, rpc: Rpc, wait: float = 0.0) -> ChainUpdate:
+    def poll(self, rpc: RpcClient, wait: float = 0.0) -> ChainUpdate:
         """Reads what is new: one request where there is no new block, two or three where there is one. Where the chain
         node tells of blocks, it waits for one up to `wait` seconds.
 
@@ -105,7 +106,7 @@ class RunFeed:
         """What the feed reads, once it was polled."""
         return self._tracker.index
 
-    def poll(self, rpc: Rpc, wait: float = 0.0) -> RunUpdate:
+    def poll(self, rpc: RpcClient, wait: float = 0.0) -> RunUpdate:
         """As in EventFeed; raises what `Replay.advance` raises, too.
 
         In the first complete poll, and in the first after others, the run's heads have to be those that the ledger has.
@@ -135,7 +136,7 @@ class RunFeed:
         )  # fmt: skip
 
 
-def _has_its_heads(rpc: Rpc, view: RunView, ledger: str, block: int) -> bool:
+def _has_its_heads(rpc: RpcClient, view: RunView, ledger: str, block: int) -> bool:
     """Whether the run's heads at a block are those that the ledger itself has there, or the chain node does not say."""
     abi = Interface("TrainingLedger")
     stages = range(view.config.stages if view.created else 1)
@@ -173,7 +174,7 @@ class _Tracker:
         assert self._index is not None
         return self._index
 
-    def poll(self, rpc: Rpc, wait: float) -> _Reached:
+    def poll(self, rpc: RpcClient, wait: float) -> _Reached:
         if self._index is None:
             self._index = self._open()
         seen, tip = self._newest, self._index.tip

@@ -5,7 +5,7 @@ from typing import Any
 from dlx.ledger.abi import TypedError
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import parse_log
-from dlx.ledger.rpc.quantity import STORED, quantity
+from dlx.ledger.rpc.json_rpc import STORED, quantity
 
 
 def checked(receipt: Any, name: str) -> dict[str, Any]:

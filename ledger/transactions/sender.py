@@ -20,9 +20,10 @@ from typing import Any
 from eth_account import Account
 
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
-from dlx.ledger.rpc.failover import LAG
-from dlx.ledger.rpc.provider import Header, Request, Rpc
-from dlx.ledger.rpc.quantity import as_number, quantity
+from dlx.ledger.rpc.headers import Header
+from dlx.ledger.rpc.json_rpc import Request, as_number, quantity
+from dlx.ledger.rpc.provider import LAG
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.budget import Budget, BudgetSpent
 from dlx.ledger.transactions.fees import TIP, FeeTooHigh, Limits, Price, eth, price, raised
 from dlx.ledger.transactions.outbox import TURN, Outbox, Pending
@@ -60,7 +61,9 @@ class Sender:
     """Sends for one account on one chain. Thread-safe; other processes may send from the same outbox meanwhile, but
     without a common outbox two senders would give the same nonce twice."""
 
-    def __init__(self, rpc: Rpc, chain_id: int, key: bytes, outbox: Path | None, limits: Limits | None = None) -> None:
+    def __init__(
+        self, rpc: RpcClient, chain_id: int, key: bytes, outbox: Path | None, limits: Limits | None = None
+    ) -> None:
         """Reads the outbox (a directory, made if absent; None keeps nothing) and sends again what is in it."""
         self._rpc, self._chain_id, self._signer = rpc, chain_id, Account.from_key(key)
         self._limits = limits or Limits()
@@ -528,7 +531,7 @@ class Sender:
         return replace(pending, raw=raw, hashes=(*pending.hashes, name), expires=time.time() + _WANTED)
 
 
-def _receipt_from(rpc: Rpc, pending: Pending, patience: float) -> dict[str, Any] | None:
+def _receipt_from(rpc: RpcClient, pending: Pending, patience: float) -> dict[str, Any] | None:
     """The newest version's first, all in one exchange where the chain node takes batches; none is asked for after so
     many seconds. Raises LedgerError, LedgerUnavailable."""
     until, versions = time.monotonic() + patience, pending.hashes[::-1]

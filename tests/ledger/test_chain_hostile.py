@@ -23,7 +23,7 @@ from requests.adapters import HTTPAdapter
 from dlx.ledger.chain import calls, evm, pool, server
 from dlx.ledger.chain.blockchain import Node
 from dlx.ledger.chain.store import Store
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from tests.patience import PATIENCE
 
 GENERATORS = "".join(
@@ -186,7 +186,7 @@ def test_more_clients_than_there_are_places_follow_the_chain(chain: Chain, monke
     target, together = int(chain.result("eth_blockNumber"), 16) + 3, threading.Barrier(25, timeout=20)
 
     def follow() -> bool:
-        rpc = Rpc(chain.url)
+        rpc = RpcClient(chain.url)
         known = rpc.head()
         together.wait()
         while known.number < target:

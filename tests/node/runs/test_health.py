@@ -9,7 +9,7 @@ import pytest
 
 from dlx.ground import durable
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, WrongLedger
-from dlx.ledger.rpc.provider import Header
+from dlx.ledger.rpc.headers import Header
 from dlx.node.home.config import Settings
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.diagnostics import FAIL, PASS, WARN, Finding
