@@ -69,7 +69,7 @@ class Chance:
         while True:
             before = self.view.copy()
             try:
-                event = self.view._due[0] if self.view._due else self._try(at(block))
+                event = self.view.due[0] if self.view.due else self._try(at(block))
                 self.view.apply(event)
                 self.told.append(event)
                 return event
@@ -105,7 +105,7 @@ class Chance:
     def _sealed(self, stage: int, now: EventPosition) -> Sealed:
         view, dice, members = self.view, self.dice, self.view.members_in(stage)
         makers = dice.sample(members, dice.randint(0, len(members)))
-        slots = {account: view._members[account].replica for account in makers}
+        slots = {account: view.accounts[account].replica for account in makers}
         records = [
             Record(replica, dice.randbytes(32), dice.randbytes(32), dice.randrange(10**7), 5, 1, 32768)
             for replica in sorted(slots.values())
