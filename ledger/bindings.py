@@ -32,7 +32,7 @@ class Interface:
         # web3's own `encode_abi` looks through all functions at each call: 70 times as slow.
         self._codec = web3.codec
         self._calls = {
-            entry["name"]: (function_abi_to_4byte_selector(entry), [collapse_if_tuple(one) for one in entry["inputs"]])
+            entry["name"]: (function_abi_to_4byte_selector(entry), list(map(collapse_if_tuple, entry["inputs"])))
             for entry in abi
             if entry["type"] == "function"
         }

@@ -8,7 +8,6 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from dlx.ledger import terms
 from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import Contradiction, LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
 from dlx.ledger.events import Joined, RawLog, decode_log, parse_log
@@ -18,7 +17,7 @@ from dlx.ledger.index.rebuild import NodesReplay
 from dlx.ledger.keys import account_of, public_point, sign
 from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.fees import Limits
-from dlx.ledger.transactions.sender import CONFIRMED, Pointless, Sender
+from dlx.ledger.transactions.sender import CONFIRMED, Sender, WouldRevert
 from dlx.ledger.typed import (
     ANY_STAGE,
     Domain,
@@ -32,6 +31,7 @@ from dlx.ledger.typed import (
     split_entries,
 )
 from dlx.ledger.view.node_registry import NodeTable
+from dlx.ledger.view.runs import config_problem
 
 # What gas is estimated within: a chain node may say anything, and some cannot estimate. Each is well above the worst
 # case measured under Prague rules, where calldata costs most (EIP-7623).
@@ -53,7 +53,7 @@ _GAS_CREATE, _GAS_PER_STAGE = 400_000, 60_000
 _GAS_SEAL, _GAS_PER_ENTRY = 300_000, 25_000
 _GAS_CONVICT, _GAS_PER_VERDICT = 200_000, 20_000
 _GAS_SITE, _GAS_PER_MACHINE = 100_000, 250_000
-_KEEPS_SEAT = ("answer",)  # may use the last tenth of the day's budget
+_KEEPS_SLOT = ("answer",)  # may use the last tenth of the day's budget
 _POLL_PATIENCE = 5.0  # seconds
 _TEND_EVERY = 15.0  # seconds between looks at what was sent and is not confirmed
 
@@ -261,7 +261,7 @@ class LedgerClient:
 
         Raises LedgerError for a config that the contract does not take.
         """
-        if problem := terms.problem(config):
+        if problem := config_problem(config):
             raise LedgerError(f"the ledger takes no such run: {problem}")
         self._write("createRun", astuple(config), name, list(genesis), gas=_GAS_CREATE + _GAS_PER_STAGE * len(genesis))
         return run_id(self.chain_id, self.ledger, self.account, config.manifest)
@@ -276,11 +276,12 @@ class LedgerClient:
         raise LedgerError("joinRun was mined without giving a slot")
 
     def enlist(self, run: bytes, stage: int, until: int, signature: bytes) -> Receipt:
-        """Lets the others of the account's site slot it until then; `signature` is the site key's over a SiteMember."""
+        """Lets the others of the account's site take a slot for it until then; `signature` is the site key's, over a
+        SiteMember."""
         return self._write("enlist", run, stage, until, signature)
 
     def join_site(self, run: bytes, replica: int, accounts: Sequence[str]) -> Receipt:
-        """Slots machines of the account's site, one for each stage in their order, in a replica that only they hold."""
+        """Takes all slots of a replica for machines of the account's site, one for each stage in their order."""
         gas = _GAS_SITE + _GAS_PER_MACHINE * len(accounts)
         return self._write("joinSite", run, replica, list(accounts), gas=gas)
 
@@ -382,18 +383,18 @@ class LedgerClient:
     def _write(self, function: str, *args: Any, gas: int | None = None) -> Receipt:
         return self._transact(self.ledger, self._ledger_abi, function, args, gas or _GAS[function])
 
-    def _transact(self, to: str, abi: Interface, function: str, args: Sequence[Any], most: int) -> Receipt:
-        """Sends a call that takes at most so much gas, and waits for its receipt."""
+    def _transact(self, to: str, abi: Interface, function: str, args: Sequence[Any], gas_limit: int) -> Receipt:
+        """Sends a call that takes at most `gas_limit`, and waits for its receipt."""
         data = abi.call_data(function, *args)
-        by: dict[str, Any] = {"from": self.account, "gas": most}
+        by: dict[str, Any] = {"from": self.account, "gas": gas_limit}
 
         def check(block: int | str) -> None:  # raises Reverted before gas is spent
             abi.call(to, function, *args, block=block, **by)
 
-        pending = self._sender.send(to, data, most, function in _KEEPS_SEAT, check)
+        pending = self._sender.send(to, data, gas_limit, function in _KEEPS_SLOT, check)
         try:
             receipt = self._sender.wait(pending, self._timeout)
-        except Pointless as error:
+        except WouldRevert as error:
             raise abi.refusal(error.error) from None
         result = _receipt(receipt)
         if int(receipt["status"], 16) != 1:

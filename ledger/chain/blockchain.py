@@ -100,10 +100,10 @@ class Blockchain:
         with self._changed:
             return self._pool.hashes()
 
-    def newer(self, known: bytes, seconds: float) -> Any | None:
-        """The head's header as soon as it is another than the one with hash `known`; None after so many seconds."""
+    def newer(self, seen: bytes, seconds: float) -> Any | None:
+        """The head's header as soon as it is another than the one with hash `seen`; None after so many seconds."""
         with self._changed:
-            return self.head if self._changed.wait_for(lambda: self.head.hash != known, seconds) else None
+            return self.head if self._changed.wait_for(lambda: self.head.hash != seen, seconds) else None
 
     def account(self, address: bytes) -> tuple[int, int]:
         """(nonce, balance in wei) at the head."""

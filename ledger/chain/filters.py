@@ -139,7 +139,9 @@ class Filters:
     def _install(self, made: _Filter) -> str:
         made.asked = time.monotonic()
         with self._lock:
-            self._filters = {i: kept for i, kept in self._filters.items() if kept.asked > made.asked - _EXPIRY_SECONDS}
+            self._filters = {
+                i: other for i, other in self._filters.items() if other.asked > made.asked - _EXPIRY_SECONDS
+            }
             if len(self._filters) >= MAX_FILTERS:
                 raise RpcError(LIMIT_EXCEEDED, f"{MAX_FILTERS} filters are installed: uninstall some, or wait")
             identity = hex(secrets.randbits(128))

@@ -266,12 +266,12 @@ class Methods:
             raise RpcError(SERVER_ERROR, str(error)) from None
         return None if granted is None else to_hex(granted)
 
-    def _wait_for_block(self, known: Any, seconds: Any, addresses: Any = None) -> dict[str, Any] | None:
+    def _wait_for_block(self, seen: Any, seconds: Any, addresses: Any = None) -> dict[str, Any] | None:
         """The header of the head, once it is another than the one it knows, with its logs of these contracts
         where one answer has room for them; null after some seconds."""
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_WAIT:
             raise RpcError(INVALID_PARAMS, f"invalid argument 1: 0 to {LONGEST_WAIT} seconds are needed")
-        header = self._chain.newer(parse_bytes(known, 32), seconds)
+        header = self._chain.newer(parse_bytes(seen, 32), seconds)
         if header is None:
             return None
         news = news_json(header)

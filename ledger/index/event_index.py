@@ -113,20 +113,20 @@ class EventIndex:
 
         Forgets what a reorg has undone. Raises LedgerError, LedgerUnavailable where nothing new could be had.
         """
-        known = first = self._agreed(rpc, newest)
-        if known is not None and known.block == newest.number:
+        reached = first = self._agreed(rpc, newest)
+        if reached is not None and reached.block == newest.number:
             return
-        start, previous = (self.contracts.since, None) if known is None else (known.block + 1, known.hash)
+        start, previous = (self.contracts.since, None) if reached is None else (reached.block + 1, reached.hash)
         contracts = self.contracts.ledger, self.contracts.registry
         try:
             for last, logs in fetch_logs(rpc, contracts, start, newest, previous):
-                if not self._append(known, last, logs):
+                if not self._append(reached, last, logs):
                     return  # another process was quicker
-                known = Head(last.number, last.hash, last.time)
+                reached = Head(last.number, last.hash, last.time)
                 if progress is not None:
                     progress(last.number, newest.number)
         except (LedgerUnavailable, RpcError) as error:
-            if known is first or isinstance(error, IndexLost):
+            if reached is first or isinstance(error, IndexLost):
                 raise
 
     def forget(self) -> None:
@@ -170,10 +170,10 @@ class EventIndex:
         """The hashes of the newest blocks that are known, by number."""
         return dict(self._rows("SELECT number, hash FROM blocks ORDER BY number DESC LIMIT ?", _BARE_BLOCKS))
 
-    def is_late(self, newest: Header, known: int) -> bool:
-        """Whether a chain node with this head is merely late, where block `known` was seen before: it is no more than
+    def is_late(self, newest: Header, highest: int) -> bool:
+        """Whether a chain node with this head is merely late, where block `highest` was seen before: it is no more than
         some blocks behind, and on the same chain as far as can be told."""
-        if not 0 < known - newest.number <= LAG:
+        if not 0 < highest - newest.number <= LAG:
             return False
         return all(
             found == newest.hash for (found,) in self._rows("SELECT hash FROM blocks WHERE number = ?", newest.number)
@@ -308,14 +308,14 @@ class EventIndex:
             gone, step = (gone, middle) if shared(at(middle)) else (middle, step)
         return at(step)
 
-    def _append(self, known: Head | None, last: Header, logs: list[Timed]) -> bool:
-        """Adds a page that follows block `known`; False where that is not the last block any more."""
+    def _append(self, before: Head | None, last: Header, logs: list[Timed]) -> bool:
+        """Adds a page that follows block `before`; False where that is not the last block any more."""
         rows = [self._row(log) for log, _ in logs]
         blocks = {log.block: (log.block, log.block_hash, time, False) for log, time in logs}
         blocks.setdefault(last.number, (last.number, last.hash, last.time, True))
         created = [(log.topics[1], log.block, log.log_index) for log, _ in logs if log.topics[:1] == (_CREATED,)]
         with self._writing() as db:
-            if self.tip != known:
+            if self.tip != before:
                 return False
             db.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?)", sorted(blocks.values()))
             db.executemany("INSERT INTO logs VALUES (?, ?, ?, ?, ?, ?)", rows)

@@ -142,12 +142,12 @@ def _has_its_heads(rpc: RpcClient, view: RunView, ledger: str, block: int) -> bo
     stages = range(view.config.stages if view.created else 1)
     data = ["0x" + abi.call_data("head", view.run, stage).hex() for stage in stages]
     try:
-        told = list(rpc.batch("eth_call", [({"to": ledger, "data": one}, hex(block)) for one in data]))
+        told = list(rpc.batch("eth_call", [({"to": ledger, "data": head}, hex(block)) for head in data]))
     except RpcError:  # it has not got that far; or the ledger has no such run
         return True
-    if not all(isinstance(one, str) and len(one) == 66 for one in told):
+    if not all(isinstance(head, str) and len(head) == 66 for head in told):
         return True
-    return view.created and [one.lower() for one in told] == ["0x" + view.head(stage).hex() for stage in stages]
+    return view.created and [head.lower() for head in told] == ["0x" + view.head(stage).hex() for stage in stages]
 
 
 @dataclass(frozen=True)
@@ -185,12 +185,12 @@ class _Tracker:
             newest = rpc.newer(seen, wait, [contracts.ledger, contracts.registry])
         else:
             newest = rpc.head()
-        known = max(seen.number if seen else -1, tip.block if tip else -1)
-        if self._index.is_late(newest, known):
-            if tip is None or tip.block < known:
+        highest = max(seen.number if seen else -1, tip.block if tip else -1)
+        if self._index.is_late(newest, highest):
+            if tip is None or tip.block < highest:
                 return self._nothing(
                     newest if seen is None else seen,
-                    Unsettled(f"a chain node at block {newest.number} follows one at {known}"),
+                    Unsettled(f"a chain node at block {newest.number} follows one at {highest}"),
                 )
             return self._reached(tip, tip.block)
         if newest.number < self._index.contracts.since:

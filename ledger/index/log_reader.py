@@ -102,7 +102,7 @@ def _recent(rpc: RpcClient, start: int, end: Header) -> list[Header]:
 def _of_block(rpc: RpcClient, contracts: Sequence[str], block: Header, is_old: bool = False) -> list[Timed]:
     """Those of the contracts. `is_old`: every chain node has the block by now, so what none tells of counts as none."""
     bloom = proven_bloom(block.told)
-    named = {one for one in contracts if bloom is not None and _has(bloom, octets(one, 20))}
+    named = {contract for contract in contracts if bloom is not None and _has(bloom, octets(contract, 20))}
     if bloom is not None and not named:
         return []
     told = None if block.logs is None or block.logs.of != tuple(contracts) else _parsed(rpc, block.logs.found)
@@ -116,7 +116,7 @@ def _of_block(rpc: RpcClient, contracts: Sequence[str], block: Header, is_old: b
         if bloom is not None and not _tell_of(found, named):
             try:
                 whole = insist(partial(_whole, rpc, block, bloom), f"all logs of block {block.number}")
-                found = [one for one in whole if one[0].address in contracts]
+                found = [(log, time) for log, time in whole if log.address in contracts]
             except Unsettled:
                 if not is_old:
                     raise
@@ -140,9 +140,9 @@ def _tell_of(logs: list[tuple[RawLog, int | None]], contracts: set[str]) -> bool
 def _elsewhere(rpc: RpcClient, query: dict[str, Any], contracts: set[str]) -> list[tuple[RawLog, int | None]] | None:
     """The logs from a chain node that tells of each of the contracts, where there are several: a small request."""
     several = rpc.each()
-    for one in several if len(several) > 1 else ():
+    for other in several if len(several) > 1 else ():
         with contextlib.suppress(LedgerError):
-            if _tell_of(found := _get_logs(one, query), contracts):
+            if _tell_of(found := _get_logs(other, query), contracts):
                 return found
     return None
 
@@ -152,15 +152,15 @@ def _whole(rpc: RpcClient, block: Header, bloom: int) -> list[tuple[RawLog, int 
 
     Raises Unsettled where none has them.
     """
-    for one in rpc.each():
+    for node in rpc.each():
         for ask in _logs_of_all, _logs_of_receipts:
             try:
-                found = ask(one, block)
+                found = ask(node, block)
             except LedgerError:
                 continue
             if not bloom & ~bloom_of([value for log, _ in found for value in (octets(log.address), *log.topics)]):
                 return found
-    names = " and ".join(one.name for one in rpc.each())
+    names = " and ".join(node.name for node in rpc.each())
     raise Unsettled(f"its header tells of more logs than {names}: if this lasts, name another chain node (--rpc-url)")
 
 

@@ -29,7 +29,7 @@ Progress = Callable[[str], None]
 
 _HEADERS_AT_ONCE = 500
 _CREATED = event_topic(RunCreated)
-_RECORD = 40  # bytes: a block's hash and time
+_ENTRY = 40  # bytes: a block's hash and time
 
 
 @dataclass(frozen=True)
@@ -235,14 +235,14 @@ class _Blocks:
         self._file, self.first = file.fileno(), first
 
     def write(self, block: Head) -> None:
-        os.pwrite(self._file, block.hash + block.time.to_bytes(8, "big"), (block.block - self.first) * _RECORD)
+        os.pwrite(self._file, block.hash + block.time.to_bytes(8, "big"), (block.block - self.first) * _ENTRY)
 
     def read(self, number: int) -> Head:
         """Raises KeyError for one before the first."""
         if number < self.first:
             raise KeyError(number)
-        record = os.pread(self._file, _RECORD, (number - self.first) * _RECORD)
-        return Head(number, record[:32], int.from_bytes(record[32:], "big"))
+        entry = os.pread(self._file, _ENTRY, (number - self.first) * _ENTRY)
+        return Head(number, entry[:32], int.from_bytes(entry[32:], "big"))
 
 
 def _head(header: ProvenHeader) -> Head:

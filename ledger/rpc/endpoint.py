@@ -34,8 +34,8 @@ class Transport(Protocol):
         """Whether `next_head` can be asked for. Raises as `ask` does."""
         ...
 
-    def next_head(self, known: bytes, seconds: float, timeout: float, contracts: Sequence[str]) -> Any:
-        """The header of the newest block as soon as its hash is another than `known`, perhaps with its logs of these
+    def next_head(self, seen: bytes, seconds: float, timeout: float, contracts: Sequence[str]) -> Any:
+        """The header of the newest block as soon as its hash is another than `seen`, perhaps with its logs of these
         contracts; None after so many seconds. Raises as `ask` does."""
         ...
 

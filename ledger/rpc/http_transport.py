@@ -63,8 +63,8 @@ class HttpTransport:
         """As the embedded chain does."""
         return str(self.ask([("web3_clientVersion", ())], timeout)[0]).startswith("dlx-chain/")
 
-    def next_head(self, known: bytes, seconds: float, timeout: float, contracts: Sequence[str]) -> Any:
-        params = ["0x" + known.hex(), seconds, *([list(contracts)] if contracts else [])]
+    def next_head(self, seen: bytes, seconds: float, timeout: float, contracts: Sequence[str]) -> Any:
+        params = ["0x" + seen.hex(), seconds, *([list(contracts)] if contracts else [])]
         return self.ask([("dlx_waitForBlock", params)], timeout)[0]
 
     def _post(self, method: str, body: bytes, timeout: float) -> tuple[Any, float | None]:

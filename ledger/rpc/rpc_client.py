@@ -159,15 +159,15 @@ class RpcClient:
         or one by a websocket."""
         return self._provider.teller is not None
 
-    def newer(self, known: Header, seconds: float, contracts: Sequence[str] = ()) -> Header:
-        """The head, as `head`. Where the chain node can tell, as soon as it is another than `known`, or after so many
+    def newer(self, seen: Header, seconds: float, contracts: Sequence[str] = ()) -> Header:
+        """The head, as `head`. Where the chain node can tell, as soon as it is another than `seen`, or after so many
         seconds (at most 10); perhaps with its logs of these contracts."""
         teller = self._provider.find_teller() if seconds > 0 else None
         if teller is None:
             return self.head()
 
         def wait(transport: Transport, timeout: float) -> Any:
-            return transport.next_head(known.hash, min(seconds, _LONGEST), timeout, contracts)
+            return transport.next_head(seen.hash, min(seconds, _LONGEST), timeout, contracts)
 
         try:
             found = self._provider.once(teller, wait, seconds + self._provider.timeout)
@@ -176,7 +176,7 @@ class RpcClient:
                 self._provider.teller = None
             return self.head()  # which is asked for again and again
         if found is None:
-            return known
+            return seen
         newest, logs = self._plausible(told_header(found)), found.get("logs") if contracts else None
         return newest if logs is None else replace(newest, logs=Logs(tuple(contracts), logs))
 

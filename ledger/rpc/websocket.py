@@ -38,8 +38,8 @@ class WebSocketTransport:
     def tells(self, timeout: float) -> bool:
         return self._opened(timeout).head is not None
 
-    def next_head(self, known: bytes, seconds: float, timeout: float, contracts: Sequence[str]) -> Any:
-        return self._opened(timeout).next_head("0x" + known.hex(), seconds, timeout)
+    def next_head(self, seen: bytes, seconds: float, timeout: float, contracts: Sequence[str]) -> Any:
+        return self._opened(timeout).next_head("0x" + seen.hex(), seconds, timeout)
 
     def _opened(self, timeout: float) -> "_Connection":
         with self._opening:
@@ -98,14 +98,14 @@ class _Connection:
                 for identity in ids:
                     self._waiting.pop(identity, None)
 
-    def next_head(self, known: str, seconds: float, timeout: float) -> dict[str, Any] | None:
+    def next_head(self, seen: str, seconds: float, timeout: float) -> dict[str, Any] | None:
         if time.monotonic() > self._told_at + _SILENCE:  # subscriptions have been seen to end without a word
             self._look(timeout)
         with self._changed:
-            self._changed.wait_for(lambda: self.is_broken or self._other(known) is not None, seconds)
+            self._changed.wait_for(lambda: self.is_broken or self._other(seen) is not None, seconds)
             if self.is_broken:
                 raise NoAnswer("it hung up")
-            return self._other(known)
+            return self._other(seen)
 
     def _look(self, timeout: float) -> None:
         latest, _ = self.exchange([_LATEST], timeout)
@@ -117,8 +117,8 @@ class _Connection:
                 self.head, self._told_at = head, time.monotonic()
                 self._changed.notify_all()
 
-    def _other(self, known: str) -> dict[str, Any] | None:
-        return self.head if self.head is not None and self.head["hash"] != known else None
+    def _other(self, seen: str) -> dict[str, Any] | None:
+        return self.head if self.head is not None and self.head["hash"] != seen else None
 
     def _listen(self) -> None:
         try:

@@ -1,4 +1,5 @@
-"""What a transaction may cost: the price of gas that the chain node names, within the operator's limits."""
+"""What a transaction may cost, by the price of gas that the chain node names and the operator's limits; and what one
+did cost."""
 
 import contextlib
 import statistics
@@ -62,6 +63,16 @@ def raised(old: Price, now: Price, limits: Limits) -> Price | None:
     """What replaces a transaction: an eighth more of both, or the present price; None where the limits forbid it."""
     more = Price(max(now.max_fee, _more(old.max_fee)), max(now.tip, _more(old.tip)))
     return more if more.max_fee <= limits.max_fee and more.tip <= limits.max_tip else None
+
+
+def cost(receipt: dict[str, Any], cap: int) -> int:
+    """What was paid, in wei: `cap` at most, and a rollup's fee for the layer below on top. A receipt that does not say
+    counts as `cap`."""
+    try:
+        paid = quantity(receipt["gasUsed"]) * quantity(receipt["effectiveGasPrice"])
+        return min(paid, cap) + quantity(receipt.get("l1Fee") or "0x0")
+    except (KeyError, TypeError, ValueError):
+        return cap
 
 
 def gwei(wei: int) -> str:

@@ -7,7 +7,6 @@ are in seconds; `now` is the time of the block that a transaction would be in.
 
 from dataclasses import replace
 
-from dlx.ledger import terms
 from dlx.ledger.abi import ZERO32
 from dlx.ledger.events import (
     Accused,
@@ -137,7 +136,9 @@ class RunView(RunState):
                 self._seal(event)
             case CheckpointPublished():
                 mine = (event.account, event.round)
-                others = (one for one in self.checkpoints if (one.account, one.round) != mine)
+                others = (
+                    checkpoint for checkpoint in self.checkpoints if (checkpoint.account, checkpoint.round) != mine
+                )
                 self.checkpoints = (*others, event)[-MAX_CHECKPOINTS:]
 
     def _create(self, event: RunCreated) -> None:
@@ -145,7 +146,7 @@ class RunView(RunState):
             raise ViewError("the run was created twice, or with another number of stages than genesis hashes")
         if ZERO32 in event.genesis:
             raise ViewError("the run was created with no weights for a stage")
-        if problem := terms.problem(event.config):
+        if problem := runs.config_problem(event.config):
             raise ViewError(f"the run was created with {problem}")
         self.creation = event
         self.stages = [Stage(weights) for weights in event.genesis]
@@ -176,8 +177,10 @@ class RunView(RunState):
         if before.holds or self.finished or stage >= self.config.stages or self.is_convicted(account):
             raise ViewError(f"{account} cannot have joined stage {stage}")
         own = (before.replica, before.stage)
-        kept = self.returns.get(own)
-        returns = kept is not None and kept.account == account and kept.until >= now and own not in self.by_slot
+        reserved = self.returns.get(own)
+        returns = (
+            reserved is not None and reserved.account == account and reserved.until >= now and own not in self.by_slot
+        )
         stays = before.joined_at != 0 and stage == before.stage  # then leaving and joining again wipes nothing
         slot = before.replica if returns and stage == before.stage else self.free_slot(stage, account, now)
         if replica != slot and not due:
@@ -336,9 +339,9 @@ class RunView(RunState):
             raise ViewError(f"round {round} of stage {stage} was sealed out of order")
         if event.at.time < self.opens_at(stage, event.count):
             raise ViewError(f"round {round} of stage {stage} was sealed too early")
-        outcome, most = event.outcome, self.config.max_inner_steps
+        outcome, max_steps = event.outcome, self.config.max_inner_steps
         steps = [outcome.inner_steps, outcome.plan.inner_steps, *(record.inner_steps for record in event.records)]
-        if min(steps) < 1 or max(steps[:2]) > most or max(steps[2:], default=0) > outcome.inner_steps:
+        if min(steps) < 1 or max(steps[:2]) > max_steps or max(steps[2:], default=0) > outcome.inner_steps:
             raise ViewError(f"round {round} of stage {stage} has inner steps out of range")
         if not event.records and any(map(any, outcome.hashes)):
             raise ViewError(f"round {round} of stage {stage} counts nothing and changes something")

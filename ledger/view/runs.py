@@ -1,12 +1,15 @@
-"""Slots, silence and deals: who may take a slot, ask, answer, evict and deal. As Runs.sol.
+"""Configs, slots, silence and deals: what the contract takes as a config, and who may take a slot, ask, answer, evict
+and deal. As Runs.sol.
 
 `now` is the time of the block that a transaction would be in.
 """
 
+from collections.abc import Iterator
+
 from eth_hash.auto import keccak
 
-from dlx.ledger.abi import word
-from dlx.ledger.typed import RunConfig
+from dlx.ledger.abi import ZERO32, word
+from dlx.ledger.typed import MAX_REPLICAS, RunConfig
 from dlx.ledger.view.counts import YOUNG, replicas
 from dlx.ledger.view.run_state import Accusation, Asked, Member, RunState
 
@@ -16,6 +19,44 @@ STALLED_TIMEOUTS = 32  # round timeouts without a non-empty seal after which a s
 LATE_TIMEOUTS = 8  # if its round has been open for so many,
 BARREN_SEALS = 8  # or so many of its seals in a row were empty
 UNCOUNTED_ROUNDS = 3  # after which a replica may be dealt and a member be asked
+
+# The bounds of a config, under which no sum of a reader overflows.
+MAX_STAGES = 64
+_MAX_ROUNDS = 10_000_000
+_MAX_TIME = 30 * 86400  # seconds
+_MAX_INNER_STEPS = 100_000
+_MAX_START_TIME = (1 << 36) - 1
+_MAX_TOKENS_PER_STEP = (1 << 40) - 1
+_MAX_TOKENS = (1 << 63) - 1  # that a whole run can count: what SQLite adds up
+
+
+def config_problem(config: RunConfig) -> str | None:
+    """Why the contract creates no run with this config, naming the field; None where it does."""
+    return next(_config_problems(config), None)
+
+
+def _config_problems(config: RunConfig) -> Iterator[str]:
+    if config.manifest == ZERO32:
+        yield "manifest: expected a hash, got zeros"
+    for field, lowest, highest in (
+        ("rounds", 1, _MAX_ROUNDS),
+        ("stages", 1, MAX_STAGES),
+        ("max_replicas", 1, MAX_REPLICAS),
+        ("min_replicas", 1, config.max_replicas),
+        ("quorum_numerator", config.quorum_denominator // 2 + 1, config.quorum_denominator),
+        ("round_timeout", 1, _MAX_TIME),
+        ("min_round_time", 1, config.round_timeout),
+        ("eviction_time", 1, _MAX_TIME),
+        ("max_inner_steps", 1, _MAX_INNER_STEPS),
+        ("start_time", 0, _MAX_START_TIME),
+        ("tokens_per_step", 1, _MAX_TOKENS_PER_STEP),
+    ):
+        value = getattr(config, field)
+        if not lowest <= value <= highest:
+            yield f"{field}: expected {lowest} to {highest}, got {value}"
+    tokens = config.rounds * config.max_replicas * config.max_inner_steps * config.tokens_per_step
+    if tokens > _MAX_TOKENS:
+        yield f"tokens_per_step: the whole run could count {tokens} tokens, of which a run can have {_MAX_TOKENS}"
 
 
 def free_slot(state: RunState, stage: int, account: str, now: int) -> int | None:
@@ -27,10 +68,10 @@ def free_slot(state: RunState, stage: int, account: str, now: int) -> int | None
 
 def is_free(state: RunState, replica: int, stage: int, account: str, now: int) -> bool:
     """Whether nobody holds the slot, and it waits for nobody else than the account."""
-    kept = state.returns.get((replica, stage))
-    reserved = kept is not None and kept.until >= now and kept.account != account
-    vacated = kept is None and state.vacated.get((replica, stage), -1) >= now  # nobody hands a slot on
-    return (replica, stage) not in state.by_slot and not reserved and not vacated
+    reserved = state.returns.get((replica, stage))
+    for_another = reserved is not None and reserved.until >= now and reserved.account != account
+    vacated = reserved is None and state.vacated.get((replica, stage), -1) >= now  # nobody hands a slot on
+    return (replica, stage) not in state.by_slot and not for_another and not vacated
 
 
 def may_move(state: RunState, account: str, now: int) -> bool:

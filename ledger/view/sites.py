@@ -11,9 +11,9 @@ def enlisted(state: RunState, site: str, now: int) -> dict[str, int]:
     enlisted first."""
     listed = state.enlistments.items()
     return {
-        account: one.stage
-        for account, one in listed
-        if one.site == site and one.until >= now and not state.member(account).holds
+        account: entry.stage
+        for account, entry in listed
+        if entry.site == site and entry.until >= now and not state.member(account).holds
     }
 
 

@@ -14,7 +14,7 @@ from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted
 from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.budget import Budget, BudgetSpent
 from dlx.ledger.transactions.fees import GWEI, FeeTooHigh, Limits
-from dlx.ledger.transactions.sender import CONFIRMED, Pointless, Sender, Unconfirmed
+from dlx.ledger.transactions.sender import CONFIRMED, Sender, Unconfirmed, WouldRevert
 from dlx.ledger.typed import Domain
 from tests.ledger.sender_support import ACCOUNT, KEY, REFUSED, TO, Miner, entries, files, once, refusing, reopen
 
@@ -387,7 +387,7 @@ def test_whoever_waits_for_what_became_pointless_is_told(fake_chain, sender, mon
     pending = sender.send(TO, b"seal", 100_000)
     fake_chain.pool.clear()
     refusing(fake_chain, b"seal")
-    with pytest.raises(Pointless) as caught:
+    with pytest.raises(WouldRevert) as caught:
         sender.wait(pending, 30)
     assert caught.value.error.revert == bytes.fromhex("12345678")
 
