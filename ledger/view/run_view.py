@@ -1,8 +1,8 @@
 """One run as the contract sees it, recomputed from its events alone: no I/O, no clock.
 
 `RunView.apply` refuses events that the contract cannot have emitted in that order (ViewError): then the chain node
-that delivered them is wrong or incomplete. It does not recount the votes for a seal or a conviction: see verify. Times
-are in seconds; `now` is the time of the block that a transaction would be in.
+that delivered them is wrong or incomplete. It does not recount the votes for a seal or a conviction: recount.py does.
+Times are in seconds; `now` is the time of the block that a transaction would be in.
 """
 
 from dataclasses import replace
@@ -52,6 +52,8 @@ class RunView(RunState):
     `keep`: how many of each stage's newest seals `sealed` has in full, with their records; None: all. Of the others 80
     bytes each stay: the hashes that they gave, and sums; `older(stage, round)`, where given, has all of them.
     """
+
+    # The rules as methods: the first argument of each function is the view.
 
     free_slot = runs.free_slot
     is_free = runs.is_free
