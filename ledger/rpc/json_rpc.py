@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from web3 import Web3
 
 from dlx.ground.printable import printable
@@ -47,7 +48,8 @@ def encode(requests: Sequence[Request], first_id: int = 0) -> bytes:
         {"jsonrpc": "2.0", "id": identity, "method": method, "params": params}
         for identity, (method, params) in enumerate(requests, first_id)
     ]
-    return Web3.to_json(messages[0] if len(messages) == 1 else messages).encode()  # type: ignore[arg-type]
+    text = Web3.to_json(messages[0] if len(messages) == 1 else messages)  # type: ignore[arg-type]
+    return msgspec.json.format(text.encode(), indent=-1)  # without the spaces
 
 
 def results(requests: Sequence[Request], answer: Any, wait: float | None = None, first_id: int = 0) -> list[Any]:
