@@ -19,8 +19,8 @@ import typer
 from benchmarks.index import measured, served
 from benchmarks.synthetic_chain import RUN, STAGES, Chain
 from dlx.ledger.index.event_index import EventIndex
-from dlx.ledger.rpc.endpoint import Endpoint
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.http_transport import HttpTransport
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.typed import Domain
 from dlx.node.audit.ledger import Recount
 from dlx.node.audit.report import Report
@@ -52,16 +52,16 @@ def main(
 
 def _audit(url: str, path: Path) -> dict[str, int]:
     requests = 0
-    post = Endpoint._post
+    ask = HttpTransport.ask
 
     def counted(*args: Any) -> Any:
         nonlocal requests
         requests += 1
-        return post(*args)
+        return ask(*args)
 
-    setattr(Endpoint, "_post", counted)  # noqa: B010  mypy knows methods as constants
+    setattr(HttpTransport, "ask", counted)  # noqa: B010  mypy knows methods as constants
     index = EventIndex(path, Chain.ID, Chain.CONTRACTS)
-    index.sync(Rpc(url))
+    index.sync(RpcClient(url))
     report = Report(RUN)
     Recount(report, index, Domain(Chain.ID, Chain.CONTRACTS.ledger), lambda line: None).run()
     return {"requests": requests, "checks": sum(report.counts(1).values())}

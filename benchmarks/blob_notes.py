@@ -8,10 +8,12 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from dlx.ledger.rpc.endpoint import Endpoint
+from dlx.ledger.rpc.http_transport import HttpTransport
+from dlx.ledger.rpc.json_rpc import Request
 from dlx.node.cli import app
 from dlx.node.daemon.slot.executor import Executor, Work
 from dlx.node.daemon.slot.session import Session
@@ -110,7 +112,7 @@ def _watch(note: _Notes) -> None:
     """Wrap what each phase goes through."""
     sealing = -1
     emit, on_trainer, carry_out = Session.emit, Session._on_trainer, Session._carry_out
-    on_ledger, start_round, post = Session.on_ledger, Executor._start_round, Endpoint._post
+    on_ledger, start_round, ask = Session.on_ledger, Executor._start_round, HttpTransport.ask
 
     def emitting(self: Session, event: e.Event) -> bool:
         match event:
@@ -153,9 +155,10 @@ def _watch(note: _Notes) -> None:
         note("the next round begins", order.round - 1)
         start_round(self, order)
 
-    def posting(self: Endpoint, method: str, request: bytes, timeout: float) -> Any:
+    def asking(self: HttpTransport, requests: Sequence[Request], timeout: float) -> list[Any]:
+        method = requests[0][0]
         note(_ASKED, -1, f"{threading.get_ident()} {method}")
-        answer = post(self, method, request, timeout)
+        answer = ask(self, requests, timeout)
         if method == "eth_sendRawTransaction":
             note("transaction sent", sealing)
         return answer
@@ -166,7 +169,7 @@ def _watch(note: _Notes) -> None:
         (Session, "_carry_out", carrying_out),
         (Session, "on_ledger", seeing),
         (Executor, "_start_round", starting),
-        (Endpoint, "_post", posting),
+        (HttpTransport, "ask", asking),
     ):
         setattr(owner, name, wrapper)
 

@@ -25,7 +25,7 @@ import typer
 
 from benchmarks.synthetic_chain import RUN, Chain
 from dlx.ledger.index.event_index import EventIndex
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.node.runs import find, history
 
 _spawn = get_context("spawn")
@@ -77,7 +77,7 @@ def _query(url: str, path: Path) -> dict[str, float]:
 
 def _open(url: str, path: Path) -> EventIndex:
     index = EventIndex(path, Chain.ID, Chain.CONTRACTS)
-    index.sync(Rpc(url))
+    index.sync(RpcClient(url))
     return index
 
 
@@ -104,7 +104,7 @@ def measured(work: Any, url: str, path: Path) -> dict[str, Any]:
 
 
 def _measure(answer: Connection, work: Any, url: str, path: Path) -> None:
-    Rpc(url).head()  # what the first request loads
+    RpcClient(url).head()  # what the first request loads
     before, cpu, wall = _peak(), time.process_time(), time.perf_counter()
     result = work(url, path)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall

@@ -11,7 +11,7 @@ from web3.providers import BaseProvider
 from dlx import contracts
 from dlx.ground.untrusted import printable
 from dlx.ledger.errors import LedgerError, Reverted, RpcError
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 
 # What web3 raises for bytes that are no answer: the bytes are the chain node's word.
 _UNDECODABLE = (Web3Exception, DecodingError, OverflowError, TypeError, ValueError)
@@ -24,7 +24,7 @@ _BUILT_IN = (
 class Interface:
     """One of our contracts; without `rpc` it encodes only."""
 
-    def __init__(self, name: str, rpc: Rpc | None = None) -> None:
+    def __init__(self, name: str, rpc: RpcClient | None = None) -> None:
         web3 = rpc.web3 if rpc else Web3(BaseProvider(), middleware=(), ens=None)  # type: ignore[arg-type]
         self.artifact = contracts.load(name)
         abi = self.artifact["abi"]
@@ -32,7 +32,7 @@ class Interface:
         # web3's own `encode_abi` looks through all functions at each call: 70 times as slow.
         self._codec = web3.codec
         self._calls = {
-            entry["name"]: (function_abi_to_4byte_selector(entry), [collapse_if_tuple(one) for one in entry["inputs"]])
+            entry["name"]: (function_abi_to_4byte_selector(entry), list(map(collapse_if_tuple, entry["inputs"])))
             for entry in abi
             if entry["type"] == "function"
         }

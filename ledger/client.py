@@ -8,7 +8,6 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from dlx.ledger import terms
 from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import Contradiction, LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
 from dlx.ledger.events import Joined, RawLog, decode_log, parse_log
@@ -16,9 +15,9 @@ from dlx.ledger.index.event_index import Contracts, EventIndex, Head
 from dlx.ledger.index.feed import EventFeed, RunFeed
 from dlx.ledger.index.rebuild import NodesReplay
 from dlx.ledger.keys import account_of, public_point, sign
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.fees import Limits
-from dlx.ledger.transactions.sender import CONFIRMED, Pointless, Sender
+from dlx.ledger.transactions.sender import CONFIRMED, Sender, WouldRevert
 from dlx.ledger.typed import (
     ANY_STAGE,
     Domain,
@@ -32,6 +31,7 @@ from dlx.ledger.typed import (
     split_entries,
 )
 from dlx.ledger.view.node_registry import NodeTable
+from dlx.ledger.view.runs import config_problem
 
 # What gas is estimated within: a chain node may say anything, and some cannot estimate. Each is well above the worst
 # case measured under Prague rules, where calldata costs most (EIP-7623).
@@ -62,7 +62,7 @@ _Update = TypeVar("_Update", covariant=True)
 
 
 class _Feed(Protocol[_Update]):
-    def poll(self, rpc: Rpc, wait: float = 0.0) -> _Update: ...
+    def poll(self, rpc: RpcClient, wait: float = 0.0) -> _Update: ...
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class LedgerClient:
         folder: Path | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.rpc = Rpc(rpc_url, chain_id=chain_id)
+        self.rpc = RpcClient(rpc_url, chain_id=chain_id)
         self._polling = self.rpc.with_patience(_POLL_PATIENCE)
         self.ledger = ledger
         self._chain_id, self._key, self._outbox, self._timeout = chain_id, key, outbox, timeout
@@ -223,7 +223,7 @@ class LedgerClient:
 
     @property
     def tells(self) -> bool:
-        """Whether a poll waits for news where it is told to: see `Rpc.newer`."""
+        """Whether a poll waits for news where it is told to: see `RpcClient.newer`."""
         return self.rpc.tells
 
     def poll(self, feed: _Feed[_Update], wait: float = 0.0) -> _Update:
@@ -261,7 +261,7 @@ class LedgerClient:
 
         Raises LedgerError for a config that the contract does not take.
         """
-        if problem := terms.problem(config):
+        if problem := config_problem(config):
             raise LedgerError(f"the ledger takes no such run: {problem}")
         self._write("createRun", astuple(config), name, list(genesis), gas=_GAS_CREATE + _GAS_PER_STAGE * len(genesis))
         return run_id(self.chain_id, self.ledger, self.account, config.manifest)
@@ -276,11 +276,12 @@ class LedgerClient:
         raise LedgerError("joinRun was mined without giving a slot")
 
     def enlist(self, run: bytes, stage: int, until: int, signature: bytes) -> Receipt:
-        """Lets the others of the account's site slot it until then; `signature` is the site key's over a SiteMember."""
+        """Lets the others of the account's site take a slot for it until then; `signature` is the site key's, over a
+        SiteMember."""
         return self._write("enlist", run, stage, until, signature)
 
     def join_site(self, run: bytes, replica: int, accounts: Sequence[str]) -> Receipt:
-        """Slots machines of the account's site, one for each stage in their order, in a replica that only they hold."""
+        """Takes all slots of a replica for machines of the account's site, one for each stage in their order."""
         gas = _GAS_SITE + _GAS_PER_MACHINE * len(accounts)
         return self._write("joinSite", run, replica, list(accounts), gas=gas)
 
@@ -382,18 +383,18 @@ class LedgerClient:
     def _write(self, function: str, *args: Any, gas: int | None = None) -> Receipt:
         return self._transact(self.ledger, self._ledger_abi, function, args, gas or _GAS[function])
 
-    def _transact(self, to: str, abi: Interface, function: str, args: Sequence[Any], most: int) -> Receipt:
-        """Sends a call that takes at most so much gas, and waits for its receipt."""
+    def _transact(self, to: str, abi: Interface, function: str, args: Sequence[Any], gas_limit: int) -> Receipt:
+        """Sends a call that takes at most `gas_limit`, and waits for its receipt."""
         data = abi.call_data(function, *args)
-        by: dict[str, Any] = {"from": self.account, "gas": most}
+        by: dict[str, Any] = {"from": self.account, "gas": gas_limit}
 
         def check(block: int | str) -> None:  # raises Reverted before gas is spent
             abi.call(to, function, *args, block=block, **by)
 
-        pending = self._sender.send(to, data, most, function in _KEEPS_SLOT, check)
+        pending = self._sender.send(to, data, gas_limit, function in _KEEPS_SLOT, check)
         try:
             receipt = self._sender.wait(pending, self._timeout)
-        except Pointless as error:
+        except WouldRevert as error:
             raise abi.refusal(error.error) from None
         result = _receipt(receipt)
         if int(receipt["status"], 16) != 1:

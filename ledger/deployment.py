@@ -9,7 +9,7 @@ from dlx.ledger.abi import checksum
 from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.index.event_index import Contracts
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.fees import Limits
 from dlx.ledger.transactions.sender import Sender, Unconfirmed
 
@@ -24,8 +24,8 @@ def deploy(
     limits: Limits | None = None,
     chain_id: int | None = None,
 ) -> Contracts:
-    """Creates both contracts with the account's funds; `chain_id` as in Rpc."""
-    rpc = Rpc(rpc_url, chain_id=chain_id)
+    """Creates both contracts with the account's funds; `chain_id` as in RpcClient."""
+    rpc = RpcClient(rpc_url, chain_id=chain_id)
     sender = Sender(rpc, rpc.chain_id(), key, outbox, limits)
 
     def create(name: str, *args: Any) -> tuple[str, int]:
@@ -41,11 +41,11 @@ def deploy(
 
 
 def fund(rpc_url: str | Sequence[str], account: str, timeout: float = 30.0, chain_id: int | None = None) -> None:
-    """Asks the embedded chain's faucet for the account's first funds and waits for them; `chain_id` as in Rpc.
+    """Asks the embedded chain's faucet for the account's first funds and waits for them; `chain_id` as in RpcClient.
 
     Raises LedgerError where the chain has no faucet.
     """
-    rpc = Rpc(rpc_url, chain_id=chain_id)
+    rpc = RpcClient(rpc_url, chain_id=chain_id)
     try:
         granted = rpc.call("dlx_faucet", account)
     except RpcError as error:

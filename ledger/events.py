@@ -14,7 +14,7 @@ from eth_hash.auto import keccak
 
 from dlx.ground.untrusted import printable
 from dlx.ledger.abi import Address, Bytes32, TypedError, checksum, static_fields
-from dlx.ledger.rpc.quantity import STORED, quantity
+from dlx.ledger.rpc.json_rpc import STORED, quantity
 from dlx.ledger.typed import Counted, Outcome, Record, RunConfig, Seal, decode_records, split_conviction, split_entries
 
 

@@ -1,15 +1,16 @@
 """The embedded chain: one EVM chain in one process and one directory, for runs that need no public chain.
 
-    store.py    SQLite: state, blocks, receipts, logs and waiting transactions; one SQL transaction per block
-    tries.py    Merkle-Patricia tries: roots, proofs, which nodes a state has
-    evm.py      the state transition (py-evm, Prague rules): decode, execute a block, call, estimate
-    pool.py     which transactions may wait, and which go into the next block
-    node.py     the chain itself: accepts transactions, mines, knows the head
-    calls.py    calls and estimates, which change nothing, in processes of their own (caller.py)
-    prune.py    removal of states that are old
-    filters.py  log queries and installed filters
-    rpc.py      the Ethereum JSON-RPC methods
-    server.py   loopback HTTP in front of them, start and shutdown
+    store.py        SQLite: state, blocks, receipts, logs and waiting transactions; one SQL transaction per block
+    state_tries.py  Merkle-Patricia tries: roots, proofs, which nodes a state has
+    evm.py          the state transition (py-evm, Prague rules): decode, execute a block, call, estimate
+    pool.py         which transactions may wait, and which go into the next block
+    blockchain.py   the chain itself: accepts transactions, mines, knows the head
+    calls.py        calls and estimates, which change nothing, in processes of their own
+    prune.py        removal of states that are old
+    filters.py      log queries and installed filters
+    wire.py         JSON forms of parameters, blocks, transactions and logs
+    methods.py      the Ethereum JSON-RPC methods
+    server.py       loopback HTTP in front of them, start and shutdown
 
 Everything that py-evm needs is imported when `serve` is called, so that importing this package costs nothing.
 """
@@ -52,8 +53,8 @@ def serve(
     Stops when `stop` is set and, when called in the main thread, on SIGINT, SIGTERM or SIGHUP.
     Raises ChainError if the directory is in use, belongs to another chain id, or the port is taken.
     """
-    from dlx.ledger.chain.blockchain import Node
+    from dlx.ledger.chain.blockchain import Blockchain
     from dlx.ledger.chain.server import run
 
-    node = Node(directory, chain_id, block_time, empty_block_time, heartbeat, time_lapse)
-    run(node, host, port, on_ready, stop or threading.Event())
+    chain = Blockchain(directory, chain_id, block_time, empty_block_time, heartbeat, time_lapse)
+    run(chain, host, port, on_ready, stop or threading.Event())

@@ -6,7 +6,6 @@ import logging
 import secrets
 import threading
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from dlx.ground import durable
 from dlx.ledger.chain import ChainError
 from dlx.ledger.chain.calls import Calls
 from dlx.ledger.chain.evm import Block, Evm, Transaction, decode, decode_header, key_address, next_base_fee, transfer
-from dlx.ledger.chain.pool import MAX_WAITING, Pool
+from dlx.ledger.chain.pool import Pool
 from dlx.ledger.chain.store import Store
 
 TIP = 1_000_000  # wei per gas, suggested to clients: 100 ETH pay for 10^14 gas
@@ -24,7 +23,7 @@ _TAIL = 8  # empty blocks after one with transactions that come at their own pac
 log = logging.getLogger(__name__)
 
 
-class Node:
+class Blockchain:
     """One chain in one directory. Thread-safe; `mine_forever` runs in a thread of its own.
 
     A transaction is acknowledged once it is on disk among the waiting ones, not once it is mined: clients see nonce
@@ -50,8 +49,6 @@ class Node:
         self.evm = Evm(chain_id, self.store.node, self.store.hashes_before)
         self.calls = Calls(self.store.path, chain_id)
         self._pool = Pool()
-        self._taken: deque[bytes] = deque(maxlen=MAX_WAITING)
-        self._times_taken = 0
         self._changed = threading.Condition(threading.RLock())  # guards the pool and the head
         try:
             stored = self.store.chain_id()
@@ -103,16 +100,10 @@ class Node:
         with self._changed:
             return self._pool.hashes()
 
-    def taken_since(self, count: int) -> tuple[list[bytes], int]:
-        """Hashes of the transactions taken after the first `count` since the start, and how many have been by now."""
+    def newer(self, seen: bytes, seconds: float) -> Any | None:
+        """The head's header as soon as it is another than the one with hash `seen`; None after so many seconds."""
         with self._changed:
-            new = self._times_taken - count
-            return list(self._taken)[-new:] if new else [], self._times_taken
-
-    def newer(self, known: bytes, seconds: float) -> Any | None:
-        """The head's header as soon as it is another than the one with hash `known`; None after so many seconds."""
-        with self._changed:
-            return self.head if self._changed.wait_for(lambda: self.head.hash != known, seconds) else None
+            return self.head if self._changed.wait_for(lambda: self.head.hash != seen, seconds) else None
 
     def account(self, address: bytes) -> tuple[int, int]:
         """(nonce, balance in wei) at the head."""
@@ -161,8 +152,6 @@ class Node:
         self._pool.check(transaction, self.chain_id, next_base_fee(self.head), self.account)
         self.store.add_waiting(transaction, granted)
         self._pool.add(transaction)
-        self._taken.append(transaction.hash)
-        self._times_taken += 1
         self._changed.notify_all()
 
     def _mine(self, transactions: list[Transaction]) -> None:

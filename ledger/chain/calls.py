@@ -2,6 +2,11 @@
 
 Gas bounds what a call does, not how long that takes here: an endless loop burns a block's gas in 20 seconds, and a
 precompiled contract's pairings take minutes within one opcode, in which a thread cannot be interrupted.
+
+    python -m dlx.ledger.chain.calls SECONDS DATABASE CHAIN_ID
+
+is such a process: a question a line on its input, an answer a line on its output, until the input ends. The alarm ends
+it in the midst of a call that takes longer than `SECONDS`, whatever the interpreter is busy with.
 """
 
 from __future__ import annotations
@@ -16,7 +21,8 @@ from pathlib import Path
 
 import msgspec
 
-from dlx.ledger.chain.evm import Call, Outcome
+from dlx.ledger.chain.evm import Call, Evm, Outcome, decode_header
+from dlx.ledger.chain.store import Reader
 
 SECONDS = 5.0  # that a call or an estimate may take
 _PROCESSES = 2
@@ -88,7 +94,7 @@ class _Process:
         self._channel, theirs = socket.socketpair()
         with theirs:
             # Its own session: a terminal's Ctrl-C is not for it. It ends with our end of its input, however we end.
-            command = [sys.executable, "-m", "dlx.ledger.chain.caller", str(SECONDS), *arguments]
+            command = [sys.executable, "-m", "dlx.ledger.chain.calls", str(SECONDS), *arguments]
             ends = theirs.fileno()
             self._process = subprocess.Popen(command, stdin=ends, stdout=ends, start_new_session=True)
         self._lines = self._channel.makefile("rb")
@@ -112,3 +118,21 @@ class _Process:
         self._process.wait()
         self._lines.close()
         self._channel.close()
+
+
+def _answer_questions(seconds: float, database: Path, chain_id: int) -> None:
+    reader = Reader(database)
+    evm = Evm(chain_id, reader.node, reader.hashes_before)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for line in sys.stdin.buffer:
+        question = msgspec.json.decode(line, type=Question)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        run = evm.estimate if question.estimate else evm.call
+        answer = run(decode_header(question.header), question.call)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    _answer_questions(float(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

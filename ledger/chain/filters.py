@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dlx.ledger.chain.blockchain import Node
+from dlx.ledger.chain.blockchain import Blockchain
 from dlx.ledger.chain.store import MinedLog, TooMany
 from dlx.ledger.chain.wire import (
     INVALID_PARAMS,
@@ -40,10 +40,10 @@ class _Query:
 
 @dataclass(slots=True)
 class _Filter:
-    kind: Literal["logs", "blocks", "transactions"]
+    kind: Literal["logs", "blocks"]
     query: _Query
     seen: int
-    """The last block, or how many transactions, that its owner has been told about."""
+    """The last block that its owner has been told about."""
     asked: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -51,15 +51,15 @@ class _Filter:
 class Filters:
     """Thread-safe; `number` tells the block number that a tag or quantity stands for."""
 
-    def __init__(self, node: Node, number: Callable[[Any], int]) -> None:
-        self._node, self._number = node, number
+    def __init__(self, chain: Blockchain, number: Callable[[Any], int]) -> None:
+        self._chain, self._number = chain, number
         self._filters: dict[str, _Filter] = {}
         self._lock = threading.Lock()
 
     def logs(self, query: Any) -> list[dict[str, Any]]:
         if isinstance(query, dict) and query.get("blockHash") is not None:
-            number = self._node.store.number_of(parse_bytes(query["blockHash"], 32))
-            if number is None or number > self._node.head.block_number:
+            number = self._chain.store.number_of(parse_bytes(query["blockHash"], 32))
+            if number is None or number > self._chain.head.block_number:
                 raise RpcError(SERVER_ERROR, "unknown block")
             query = query | {"fromBlock": number, "toBlock": number}
         return self._found(self._parse(query))
@@ -69,27 +69,19 @@ class Filters:
             raise RpcError(
                 INVALID_PARAMS, "invalid argument 0: a filter with blockHash has nothing new, use eth_getLogs"
             )
-        return self._install(_Filter("logs", self._parse(query), self._node.head.block_number))
+        return self._install(_Filter("logs", self._parse(query), self._chain.head.block_number))
 
     def new_blocks(self) -> str:
-        return self._install(_Filter("blocks", _Query([], []), self._node.head.block_number))
-
-    def new_transactions(self, full: Any = False) -> str:
-        if full:
-            raise RpcError(INVALID_PARAMS, "full pending transactions are not supported, only their hashes")
-        return self._install(_Filter("transactions", _Query([], []), self._node.taken_since(0)[1]))
+        return self._install(_Filter("blocks", _Query([], []), self._chain.head.block_number))
 
     def changes(self, identity: Any) -> list[Any]:
-        """What is new since the last time: logs, block hashes, or hashes of transactions that were taken."""
+        """What is new since the last time: logs or block hashes."""
         asked = self._get(identity)
         with asked.lock:
-            if asked.kind == "transactions":
-                hashes, asked.seen = self._node.taken_since(asked.seen)
-                return [to_hex(taken) for taken in hashes]
-            first, head = asked.seen + 1, self._node.head.block_number
+            first, head = asked.seen + 1, self._chain.head.block_number
             if asked.kind == "blocks":
                 asked.seen = head
-                return [to_hex(mined) for mined in self._node.store.block_hashes(first, head)]
+                return [to_hex(mined) for mined in self._chain.store.block_hashes(first, head)]
             logs, asked.seen = self._new_logs(asked.query, first, head)
             return logs
 
@@ -118,7 +110,7 @@ class Filters:
     def _found(self, query: _Query) -> list[dict[str, Any]]:
         first, last = (self._number(block) for block in (query.first, query.last))
         try:
-            return [log_json(log) for log in self._between(query, first, min(last, self._node.head.block_number))]
+            return [log_json(log) for log in self._between(query, first, min(last, self._chain.head.block_number))]
         except TooMany:
             raise RpcError(
                 LIMIT_EXCEEDED,
@@ -142,12 +134,14 @@ class Filters:
         return [], head
 
     def _between(self, query: _Query, first: int, last: int) -> list[MinedLog]:
-        return self._node.store.logs(first, last, query.addresses, query.topics, MAX_LOGS, MAX_LOG_BYTES)
+        return self._chain.store.logs(first, last, query.addresses, query.topics, MAX_LOGS, MAX_LOG_BYTES)
 
     def _install(self, made: _Filter) -> str:
         made.asked = time.monotonic()
         with self._lock:
-            self._filters = {i: kept for i, kept in self._filters.items() if kept.asked > made.asked - _EXPIRY_SECONDS}
+            self._filters = {
+                i: other for i, other in self._filters.items() if other.asked > made.asked - _EXPIRY_SECONDS
+            }
             if len(self._filters) >= MAX_FILTERS:
                 raise RpcError(LIMIT_EXCEEDED, f"{MAX_FILTERS} filters are installed: uninstall some, or wait")
             identity = hex(secrets.randbits(128))

@@ -1,4 +1,4 @@
-"""The Ethereum JSON-RPC methods, as far as web3.py, ethers, viem and this project's client use them."""
+"""The Ethereum JSON-RPC methods that this project's client, web3.py, ethers and viem call of their own accord."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from eth_hash.auto import keccak
-
-from dlx.ledger.chain.blockchain import TIP, Node
+from dlx.ledger.chain.blockchain import TIP, Blockchain
 from dlx.ledger.chain.calls import Busy, CallFailed, Question
 from dlx.ledger.chain.evm import GAS_LIMIT, Call, Malformed, Outcome, encode_header, next_base_fee
 from dlx.ledger.chain.filters import Filters
@@ -42,41 +40,28 @@ _MAX_HISTORY = 1_024  # blocks in eth_feeHistory
 _MAX_PROVED = 1_024  # slots in eth_getProof
 LONGEST_WAIT = 30  # seconds for which a request waits for a block
 _WAITS = "dlx_waitForBlock"
-_BLOB_FEE = 1  # wei: the least there is, since no block has blobs
 
 
-class Rpc:
+class Methods:
     """Answers requests; thread-safe."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        filters = self._filters = Filters(node, self._number)
+    def __init__(self, chain: Blockchain) -> None:
+        self._chain = chain
+        filters = self._filters = Filters(chain, self._number)
         self._mined_block = lru_cache(maxsize=64)(self._block_with_hashes)
         self._methods: dict[str, Callable[..., Any]] = {
             "web3_clientVersion": lambda: f"dlx-chain/{_version()}",
-            "web3_sha3": lambda data: to_hex(keccak(parse_bytes(data))),
-            "net_version": lambda: str(node.chain_id),
-            "net_listening": lambda: True,
-            "net_peerCount": lambda: "0x0",
+            "net_version": lambda: str(chain.chain_id),
             "eth_accounts": lambda: [],
-            "eth_chainId": lambda: hex(node.chain_id),
+            "eth_chainId": lambda: hex(chain.chain_id),
             "eth_syncing": lambda: False,
-            "eth_blockNumber": lambda: hex(node.head.block_number),
-            "eth_gasPrice": lambda: hex(next_base_fee(node.head) + TIP),
+            "eth_blockNumber": lambda: hex(chain.head.block_number),
+            "eth_gasPrice": lambda: hex(next_base_fee(chain.head) + TIP),
             "eth_maxPriorityFeePerGas": lambda: hex(TIP),
-            "eth_blobBaseFee": lambda: hex(_BLOB_FEE),
             "eth_feeHistory": self._fee_history,
             "eth_getBlockByNumber": self._block_by_number,
             "eth_getBlockByHash": self._block_by_hash,
             "eth_getBlockReceipts": self._block_receipts,
-            "eth_getBlockTransactionCountByNumber": lambda tag: self._count(self._block_by_number(tag)),
-            "eth_getBlockTransactionCountByHash": lambda block_hash: self._count(self._block_by_hash(block_hash)),
-            "eth_getTransactionByBlockNumberAndIndex": lambda tag, index: self._nth(self._block_by_number(tag), index),
-            "eth_getTransactionByBlockHashAndIndex": lambda block_hash, index: self._nth(
-                self._block_by_hash(block_hash), index
-            ),
-            "eth_getUncleCountByBlockNumber": lambda tag: self._block_by_number(tag) and "0x0",
-            "eth_getUncleCountByBlockHash": lambda block_hash: self._block_by_hash(block_hash) and "0x0",
             "eth_getBalance": self._balance,
             "eth_getTransactionCount": self._transaction_count,
             "eth_getCode": self._code,
@@ -90,7 +75,6 @@ class Rpc:
             "eth_getLogs": filters.logs,
             "eth_newFilter": filters.new_logs,
             "eth_newBlockFilter": filters.new_blocks,
-            "eth_newPendingTransactionFilter": filters.new_transactions,
             "eth_getFilterChanges": filters.changes,
             "eth_getFilterLogs": filters.all_logs,
             "eth_uninstallFilter": filters.uninstall,
@@ -137,28 +121,28 @@ class Rpc:
         if tag == "pending":
             return self._pending_block()
         number = self._number(tag)
-        return None if number > self._node.head.block_number else self._block(number, bool(full))
+        return None if number > self._chain.head.block_number else self._block(number, bool(full))
 
     def _block_by_hash(self, block_hash: Any, full: Any = False) -> dict[str, Any] | None:
-        number = self._node.store.number_of(parse_bytes(block_hash, 32))
-        return None if number is None or number > self._node.head.block_number else self._block(number, bool(full))
+        number = self._chain.store.number_of(parse_bytes(block_hash, 32))
+        return None if number is None or number > self._chain.head.block_number else self._block(number, bool(full))
 
     def _block(self, number: int, full: bool) -> dict[str, Any]:
         block = self._mined_block(number)
         if full:
-            transactions = self._node.store.transactions(number)
+            transactions = self._chain.store.transactions(number)
             return {**block, "transactions": [mined_json(m) for m in transactions]}
         return block
 
     def _block_with_hashes(self, number: int) -> dict[str, Any]:
-        header: Any = self._node.header(number)
-        hashes = [to_hex(h) for h in self._node.store.transaction_hashes(number)]
+        header: Any = self._chain.header(number)
+        hashes = [to_hex(h) for h in self._chain.store.transaction_hashes(number)]
         return {**header_json(header), "hash": to_hex(header.hash), "transactions": hashes}
 
     def _pending_block(self) -> dict[str, Any]:
-        header = self._node.evm.next_header(self._node.head, self._node.next_timestamp())
+        header = self._chain.evm.next_header(self._chain.head, self._chain.next_timestamp())
         unknown = {"hash": None, "nonce": None, "logsBloom": None, "miner": None}
-        return {**header_json(header), **unknown, "transactions": [to_hex(h) for h in self._node.waiting_hashes()]}
+        return {**header_json(header), **unknown, "transactions": [to_hex(h) for h in self._chain.waiting_hashes()]}
 
     def _block_receipts(self, tag: Any) -> list[dict[str, Any]] | None:
         if tag == "pending":
@@ -166,20 +150,11 @@ class Rpc:
         number = self._known_number(tag)
         if number is None:
             return None
-        return [receipt_json(m, self._node.store.receipt_logs(m)) for m in self._node.store.transactions(number)]
-
-    def _count(self, block: dict[str, Any] | None) -> str | None:
-        return None if block is None else hex(len(block["transactions"]))
-
-    def _nth(self, block: dict[str, Any] | None, index: Any) -> dict[str, Any] | None:
-        position = parse_quantity(index)
-        if block is None or position >= len(block["transactions"]):
-            return None
-        return self._transaction(block["transactions"][position])
+        return [receipt_json(m, self._chain.store.receipt_logs(m)) for m in self._chain.store.transactions(number)]
 
     def _fee_history(self, count: Any, newest: Any, percentiles: Any = None) -> dict[str, Any]:
         wanted = min(parse_quantity(count), _MAX_HISTORY)
-        last = min(self._number(newest), self._node.head.block_number)
+        last = min(self._number(newest), self._chain.head.block_number)
         headers = [self._header_at(n) for n in range(max(0, last - wanted + 1), last + 1)] if wanted else []
         if not headers:
             return {"oldestBlock": "0x0", "baseFeePerGas": [], "gasUsedRatio": []}
@@ -196,7 +171,7 @@ class Rpc:
         return result
 
     def _rewards(self, header: Any, percentiles: list[float]) -> list[str]:
-        mined = self._node.store.transactions(header.block_number) if header.gas_used else []
+        mined = self._chain.store.transactions(header.block_number) if header.gas_used else []
         tips = sorted((m.price - header.base_fee_per_gas, m.gas_used) for m in mined)
         rewards = []
         for percentile in percentiles:
@@ -212,25 +187,25 @@ class Rpc:
     # State.
 
     def _balance(self, address: Any, tag: Any = "latest") -> str:
-        return hex(self._node.evm.account(self._state_at(tag), parse_bytes(address, 20))[1])
+        return hex(self._chain.evm.account(self._state_at(tag), parse_bytes(address, 20))[1])
 
     def _transaction_count(self, address: Any, tag: Any = "latest") -> str:
         if tag == "pending":
-            return hex(self._node.next_nonce(parse_bytes(address, 20)))
-        return hex(self._node.evm.account(self._state_at(tag), parse_bytes(address, 20))[0])
+            return hex(self._chain.next_nonce(parse_bytes(address, 20)))
+        return hex(self._chain.evm.account(self._state_at(tag), parse_bytes(address, 20))[0])
 
     def _code(self, address: Any, tag: Any = "latest") -> str:
-        return to_hex(self._node.evm.code(self._state_at(tag), parse_bytes(address, 20)))
+        return to_hex(self._chain.evm.code(self._state_at(tag), parse_bytes(address, 20)))
 
     def _storage(self, address: Any, slot: Any, tag: Any = "latest") -> str:
-        value = self._node.evm.storage(self._state_at(tag), parse_bytes(address, 20), parse_quantity(slot, 256))
+        value = self._chain.evm.storage(self._state_at(tag), parse_bytes(address, 20), parse_quantity(slot, 256))
         return to_hex(value.to_bytes(32, "big"))
 
     def _proof(self, address: Any, slots: Any, tag: Any = "latest") -> dict[str, Any]:
         if not isinstance(slots, list) or len(slots) > _MAX_PROVED:
             raise RpcError(INVALID_PARAMS, f"invalid argument 1: a list of at most {_MAX_PROVED} slots is needed")
         wanted = [parse_quantity(slot, 256) for slot in slots]
-        proved = self._node.evm.prove(self._state_at(tag), parse_bytes(address, 20), wanted)
+        proved = self._chain.evm.prove(self._state_at(tag), parse_bytes(address, 20), wanted)
         return proof_json(address, slots, *proved)
 
     def _call(self, message: Any, tag: Any = "latest", overrides: Any = None) -> str:
@@ -245,7 +220,7 @@ class Rpc:
 
     def _run(self, question: Question) -> Outcome | int:
         try:
-            outcome = self._node.calls.run(question)
+            outcome = self._chain.calls.run(question)
         except Busy as error:
             raise RpcError(LIMIT_EXCEEDED, str(error)) from None
         except CallFailed as error:
@@ -262,7 +237,7 @@ class Rpc:
         # The newest state is asked in order to send a transaction: in the next block, so for its number and time, which
         # is the time now. An idle chain's head is half a minute old.
         if tag in ("latest", "pending"):
-            header = self._node.evm.next_header(self._node.head, self._node.next_timestamp())
+            header = self._chain.evm.next_header(self._chain.head, self._chain.next_timestamp())
         else:
             header = self._with_state(tag)
         sender = parse_bytes(message.get("from") or to_hex(bytes(20)), 20)
@@ -272,7 +247,7 @@ class Rpc:
             data=parse_bytes(message.get("input") or message.get("data") or "0x"),
             value=parse_quantity(message.get("value") or "0x0", 256),
             gas=min(parse_quantity(message["gas"]), GAS_LIMIT) if message.get("gas") else GAS_LIMIT,
-            nonce=self._node.evm.account(header.state_root, sender)[0],
+            nonce=self._chain.evm.account(header.state_root, sender)[0],
         )
         return Question(encode_header(header), call, estimate)
 
@@ -280,23 +255,23 @@ class Rpc:
 
     def _send(self, raw: Any) -> str:
         try:
-            return to_hex(self._node.submit(parse_bytes(raw)))
+            return to_hex(self._chain.submit(parse_bytes(raw)))
         except (Malformed, Refused) as error:
             raise RpcError(SERVER_ERROR, str(error)) from None
 
     def _faucet(self, address: Any) -> str | None:
         try:
-            granted = self._node.faucet(parse_bytes(address, 20))
+            granted = self._chain.faucet(parse_bytes(address, 20))
         except Refused as error:
             raise RpcError(SERVER_ERROR, str(error)) from None
         return None if granted is None else to_hex(granted)
 
-    def _wait_for_block(self, known: Any, seconds: Any, addresses: Any = None) -> dict[str, Any] | None:
+    def _wait_for_block(self, seen: Any, seconds: Any, addresses: Any = None) -> dict[str, Any] | None:
         """The header of the head, once it is another than the one it knows, with its logs of these contracts
         where one answer has room for them; null after some seconds."""
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_WAIT:
             raise RpcError(INVALID_PARAMS, f"invalid argument 1: 0 to {LONGEST_WAIT} seconds are needed")
-        header = self._node.newer(parse_bytes(known, 32), seconds)
+        header = self._chain.newer(parse_bytes(seen, 32), seconds)
         if header is None:
             return None
         news = news_json(header)
@@ -307,23 +282,23 @@ class Rpc:
 
     def _transaction(self, transaction_hash: Any) -> dict[str, Any] | None:
         wanted = parse_bytes(transaction_hash, 32)
-        if (waiting := self._node.waiting(wanted)) is not None:
+        if (waiting := self._chain.waiting(wanted)) is not None:
             return waiting_json(waiting)
-        mined = self._node.store.transaction(wanted)
+        mined = self._chain.store.transaction(wanted)
         return None if mined is None else mined_json(mined)
 
     def _receipt(self, transaction_hash: Any) -> dict[str, Any] | None:
-        mined = self._node.store.transaction(parse_bytes(transaction_hash, 32))
-        if mined is None or mined.block > self._node.head.block_number:
+        mined = self._chain.store.transaction(parse_bytes(transaction_hash, 32))
+        if mined is None or mined.block > self._chain.head.block_number:
             return None
-        return receipt_json(mined, self._node.store.receipt_logs(mined))
+        return receipt_json(mined, self._chain.store.receipt_logs(mined))
 
     # Block tags.
 
     def _number(self, tag: Any) -> int:
         """The number a tag stands for; no block is ever taken back, so `safe` and `finalized` are the latest."""
         if isinstance(tag, str) and tag in ("latest", "safe", "finalized", "pending"):
-            return self._node.head.block_number
+            return self._chain.head.block_number
         if tag == "earliest":
             return 0
         return tag if isinstance(tag, int) and tag >= 0 else parse_quantity(tag)
@@ -332,14 +307,14 @@ class Rpc:
         """The number of a block that is there, by tag, quantity, hash or EIP-1898 object."""
         block = tag if isinstance(tag, dict) else {"blockHash": tag} if _is_hash(tag) else {"blockNumber": tag}
         if "blockHash" in block:
-            number = self._node.store.number_of(parse_bytes(block["blockHash"], 32))
+            number = self._chain.store.number_of(parse_bytes(block["blockHash"], 32))
         else:
             number = self._number(block.get("blockNumber"))
-        return None if number is None or number > self._node.head.block_number else number
+        return None if number is None or number > self._chain.head.block_number else number
 
     def _header_at(self, tag: Any) -> Any:
         number = self._known_number("latest" if tag is None else tag)
-        header = None if number is None else self._node.header(number)
+        header = None if number is None else self._chain.header(number)
         if header is None:
             raise RpcError(SERVER_ERROR, "header not found")
         return header
@@ -347,7 +322,7 @@ class Rpc:
     def _with_state(self, tag: Any) -> Any:
         """The header of a block whose state is kept."""
         header = self._header_at(tag)
-        if header.block_number <= self._node.head.block_number - KEPT_STATES:
+        if header.block_number <= self._chain.head.block_number - KEPT_STATES:
             raise RpcError(
                 SERVER_ERROR,
                 f"the state of block {header.block_number} is pruned: only those of the newest {KEPT_STATES} are kept",

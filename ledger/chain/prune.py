@@ -16,21 +16,19 @@ from dlx.ledger.chain.store import Store
 
 KEPT_STATES = 256  # of the newest blocks
 _SECONDS = 60.0  # between looks at how many nodes there are
-_GARBAGE = (
-    20_000  # nodes that are worth a search, beside as many as were kept by the last: so its cost is a fixed share
-)
+_GARBAGE = 20_000  # nodes that are worth a search, beside as many as the last one left: its cost is a fixed share
 
 log = logging.getLogger(__name__)
 
 
 def prune_forever(store: Store, stop: threading.Event) -> None:
     """Prunes whenever there is enough to remove, until `stop` is set."""
-    kept = 0
+    left = 0
     while not stop.wait(_SECONDS):
-        if store.nodes < 2 * kept + _GARBAGE:
+        if store.nodes < 2 * left + _GARBAGE:
             continue
         try:
-            kept = prune(store, stop)
+            left = prune(store, stop)
         except _Stopped:
             return
         except sqlite3.Error:  # a full disk, say

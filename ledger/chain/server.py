@@ -17,8 +17,8 @@ import msgspec
 from dlx.ground.machine import stop_signals
 from dlx.ground.untrusted import decode_json
 from dlx.ledger.chain import ChainError
-from dlx.ledger.chain.blockchain import Node
-from dlx.ledger.chain.methods import Rpc
+from dlx.ledger.chain.blockchain import Blockchain
+from dlx.ledger.chain.methods import Methods
 from dlx.ledger.chain.prune import prune_forever
 from dlx.ledger.chain.wire import INTERNAL_ERROR, INVALID_REQUEST, LIMIT_EXCEEDED
 
@@ -35,20 +35,20 @@ log = logging.getLogger(__name__)
 
 
 def run(
-    node: Node,
+    chain: Blockchain,
     host: str,
     port: int,
     on_ready: Callable[[str], None] | None,
     stop: threading.Event,
 ) -> None:
-    """Serves the node, and closes it; see `ledger.chain.serve`."""
+    """Serves the chain, and closes it; see `ledger.chain.serve`."""
     try:
-        server = _listen(host, port, Rpc(node))
+        server = _listen(host, port, Methods(chain))
     except BaseException:
-        node.close()
+        chain.close()
         raise
-    miner = threading.Thread(target=node.mine_forever, args=(stop,), name="miner")
-    pruner = threading.Thread(target=prune_forever, args=(node.store, stop), name="pruner")
+    miner = threading.Thread(target=chain.mine_forever, args=(stop,), name="miner")
+    pruner = threading.Thread(target=prune_forever, args=(chain.store, stop), name="pruner")
     listener = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="rpc")
     try:
         miner.start()
@@ -62,16 +62,16 @@ def run(
         stop.set()
         server.shutdown()
         server.close_connections()
-        node.wake()
+        chain.wake()
         listener.join()
         miner.join()
         pruner.join()
-        node.close()
+        chain.close()
 
 
-def _listen(host: str, port: int, rpc: Rpc) -> _Server:
+def _listen(host: str, port: int, methods: Methods) -> _Server:
     try:
-        return _Server((host, port), rpc)
+        return _Server((host, port), methods)
     except OSError as error:
         raise ChainError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port") from None
 
@@ -93,8 +93,8 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True  # a client that keeps its connection open must not delay the end
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], rpc: Rpc) -> None:
-        self.rpc = rpc
+    def __init__(self, address: tuple[str, int], methods: Methods) -> None:
+        self.methods = methods
         self._open: dict[socket.socket, str] = {}  # with their client's address
         self._open_lock = threading.Lock()
         super().__init__(address, _Handler)
@@ -161,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
         crowded = self.server.is_crowded(self.client_address[0])
         self.close_connection = self.close_connection or crowded
         if len(body) == size:
-            self._reply(200, "application/json", _respond(self.server.rpc, body, may_wait=not crowded))
+            self._reply(200, "application/json", _respond(self.server.methods, body, may_wait=not crowded))
 
     def do_GET(self) -> None:
         self._refuse(405, "this is a JSON-RPC server: send POST requests")
@@ -187,13 +187,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
 
-def _respond(rpc: Rpc, body: bytes, may_wait: bool) -> bytes:
+def _respond(methods: Methods, body: bytes, may_wait: bool) -> bytes:
     try:
         request = decode_json(body)
     except (msgspec.DecodeError, RecursionError):
         return _error(None, -32700, "parse error: the request is not JSON")
     if not isinstance(request, list):
-        return _answer(rpc, request, may_wait)
+        return _answer(methods, request, may_wait)
     if not request or len(request) > MAX_BATCH:
         return _error(None, INVALID_REQUEST, f"a batch has 1 to {MAX_BATCH} requests")
     answers, size = [], 0
@@ -202,14 +202,14 @@ def _respond(rpc: Rpc, body: bytes, may_wait: bool) -> bytes:
             identity = member.get("id") if isinstance(member, dict) else None
             answers.append(_error(identity, LIMIT_EXCEEDED, "the batch's response is too large: send fewer requests"))
             continue
-        answers.append(_answer(rpc, member, may_wait))
+        answers.append(_answer(methods, member, may_wait))
         size += len(answers[-1])
     return b"[" + b",".join(answers) + b"]"
 
 
-def _answer(rpc: Rpc, request: Any, may_wait: bool) -> bytes:
+def _answer(methods: Methods, request: Any, may_wait: bool) -> bytes:
     try:
-        return msgspec.json.encode(rpc.answer(request, may_wait))
+        return msgspec.json.encode(methods.answer(request, may_wait))
     except Exception as error:  # one broken method must answer, and leave the connection and the chain alive
         log.exception("cannot answer")
         identity = request.get("id") if isinstance(request, dict) else None

@@ -19,8 +19,9 @@ from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import Event, RawLog, RunCreated, Sealed, decode_log, event_topic
 from dlx.ledger.index.database import PLACED, IndexFile
 from dlx.ledger.index.log_reader import IndexLost, Timed, Unsettled, fetch_logs, insist
-from dlx.ledger.rpc.failover import LAG
-from dlx.ledger.rpc.provider import Header, Rpc
+from dlx.ledger.rpc.headers import Header
+from dlx.ledger.rpc.provider import LAG
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.typed import Domain
 
 REGISTRY = b""  # what stands for a run in the registry's logs
@@ -85,7 +86,9 @@ class EventIndex:
 
     # From the chain.
 
-    def sync(self, rpc: Rpc, progress: Callable[[int, int], None] | None = None, until: Header | None = None) -> Head:
+    def sync(
+        self, rpc: RpcClient, progress: Callable[[int, int], None] | None = None, until: Header | None = None
+    ) -> Head:
         """Reads up to the head, or up to the block `until`, and gives the last block read. `progress` gets (block, last
         block) after each page.
 
@@ -105,25 +108,25 @@ class EventIndex:
                     raise
         raise Unsettled(f"the chain node at {rpc.name} does not give all blocks up to its head")
 
-    def read(self, rpc: Rpc, newest: Header, progress: Callable[[int, int], None] | None = None) -> None:
+    def read(self, rpc: RpcClient, newest: Header, progress: Callable[[int, int], None] | None = None) -> None:
         """Reads what is missing up to block `newest`, or as far as the chain node surely has everything.
 
         Forgets what a reorg has undone. Raises LedgerError, LedgerUnavailable where nothing new could be had.
         """
-        known = first = self._agreed(rpc, newest)
-        if known is not None and known.block == newest.number:
+        reached = first = self._agreed(rpc, newest)
+        if reached is not None and reached.block == newest.number:
             return
-        start, previous = (self.contracts.since, None) if known is None else (known.block + 1, known.hash)
+        start, previous = (self.contracts.since, None) if reached is None else (reached.block + 1, reached.hash)
         contracts = self.contracts.ledger, self.contracts.registry
         try:
             for last, logs in fetch_logs(rpc, contracts, start, newest, previous):
-                if not self._append(known, last, logs):
+                if not self._append(reached, last, logs):
                     return  # another process was quicker
-                known = Head(last.number, last.hash, last.time)
+                reached = Head(last.number, last.hash, last.time)
                 if progress is not None:
                     progress(last.number, newest.number)
         except (LedgerUnavailable, RpcError) as error:
-            if known is first or isinstance(error, IndexLost):
+            if reached is first or isinstance(error, IndexLost):
                 raise
 
     def forget(self) -> None:
@@ -167,10 +170,10 @@ class EventIndex:
         """The hashes of the newest blocks that are known, by number."""
         return dict(self._rows("SELECT number, hash FROM blocks ORDER BY number DESC LIMIT ?", _BARE_BLOCKS))
 
-    def is_late(self, newest: Header, known: int) -> bool:
-        """Whether a chain node with this head is merely late, where block `known` was seen before: it is no more than
+    def is_late(self, newest: Header, highest: int) -> bool:
+        """Whether a chain node with this head is merely late, where block `highest` was seen before: it is no more than
         some blocks behind, and on the same chain as far as can be told."""
-        if not 0 < known - newest.number <= LAG:
+        if not 0 < highest - newest.number <= LAG:
             return False
         return all(
             found == newest.hash for (found,) in self._rows("SELECT hash FROM blocks WHERE number = ?", newest.number)
@@ -263,7 +266,7 @@ class EventIndex:
 
     # Inside.
 
-    def _agreed(self, rpc: Rpc, newest: Header) -> Head | None:
+    def _agreed(self, rpc: RpcClient, newest: Header) -> Head | None:
         """The last block that index and chain share; the index forgets everything later. Raises Unsettled."""
         tip = self.tip
         if tip is None or self._continues(tip, newest, rpc):
@@ -274,7 +277,7 @@ class EventIndex:
                 self._drop_after(self.contracts.since - 1 if common is None else common.block)
         return common
 
-    def _continues(self, tip: Head, newest: Header, rpc: Rpc) -> bool:
+    def _continues(self, tip: Head, newest: Header, rpc: RpcClient) -> bool:
         """Whether `newest` is `tip` or stands on it."""
         if newest.number <= tip.block:
             return newest.hash == tip.hash
@@ -282,7 +285,7 @@ class EventIndex:
             return newest.parent == tip.hash
         return insist(partial(rpc.header, tip.block), f"block {tip.block}").hash == tip.hash
 
-    def _common(self, rpc: Rpc, newest: Header) -> Head | None:
+    def _common(self, rpc: RpcClient, newest: Header) -> Head | None:
         """The newest block known that is on the chain: where one is, so are those before it."""
 
         def at(place: int) -> Head | None:
@@ -305,14 +308,14 @@ class EventIndex:
             gone, step = (gone, middle) if shared(at(middle)) else (middle, step)
         return at(step)
 
-    def _append(self, known: Head | None, last: Header, logs: list[Timed]) -> bool:
-        """Adds a page that follows block `known`; False where that is not the last block any more."""
+    def _append(self, before: Head | None, last: Header, logs: list[Timed]) -> bool:
+        """Adds a page that follows block `before`; False where that is not the last block any more."""
         rows = [self._row(log) for log, _ in logs]
         blocks = {log.block: (log.block, log.block_hash, time, False) for log, time in logs}
         blocks.setdefault(last.number, (last.number, last.hash, last.time, True))
         created = [(log.topics[1], log.block, log.log_index) for log, _ in logs if log.topics[:1] == (_CREATED,)]
         with self._writing() as db:
-            if self.tip != known:
+            if self.tip != before:
                 return False
             db.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?)", sorted(blocks.values()))
             db.executemany("INSERT INTO logs VALUES (?, ?, ?, ?, ?, ?)", rows)

@@ -12,7 +12,8 @@ from dlx.ledger.events import Event
 from dlx.ledger.index.event_index import START, EventIndex, Head, Mark
 from dlx.ledger.index.log_reader import Unsettled
 from dlx.ledger.index.rebuild import NodesReplay, RunReplay
-from dlx.ledger.rpc.provider import Header, Rpc
+from dlx.ledger.rpc.headers import Header
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
 
@@ -59,7 +60,7 @@ class EventFeed:
         self._mark: Mark | None = None
         self._after = START
 
-    def poll(self, rpc: Rpc, wait: float = 0.0) -> ChainUpdate:
+    def poll(self, rpc: RpcClient, wait: float = 0.0) -> ChainUpdate:
         """Reads what is new: one request where there is no new block, two or three where there is one. Where the chain
         node tells of blocks, it waits for one up to `wait` seconds.
 
@@ -105,7 +106,7 @@ class RunFeed:
         """What the feed reads, once it was polled."""
         return self._tracker.index
 
-    def poll(self, rpc: Rpc, wait: float = 0.0) -> RunUpdate:
+    def poll(self, rpc: RpcClient, wait: float = 0.0) -> RunUpdate:
         """As in EventFeed; raises what `Replay.advance` raises, too.
 
         In the first complete poll, and in the first after others, the run's heads have to be those that the ledger has.
@@ -135,18 +136,18 @@ class RunFeed:
         )  # fmt: skip
 
 
-def _has_its_heads(rpc: Rpc, view: RunView, ledger: str, block: int) -> bool:
+def _has_its_heads(rpc: RpcClient, view: RunView, ledger: str, block: int) -> bool:
     """Whether the run's heads at a block are those that the ledger itself has there, or the chain node does not say."""
     abi = Interface("TrainingLedger")
     stages = range(view.config.stages if view.created else 1)
     data = ["0x" + abi.call_data("head", view.run, stage).hex() for stage in stages]
     try:
-        told = list(rpc.batch("eth_call", [({"to": ledger, "data": one}, hex(block)) for one in data]))
+        told = list(rpc.batch("eth_call", [({"to": ledger, "data": head}, hex(block)) for head in data]))
     except RpcError:  # it has not got that far; or the ledger has no such run
         return True
-    if not all(isinstance(one, str) and len(one) == 66 for one in told):
+    if not all(isinstance(head, str) and len(head) == 66 for head in told):
         return True
-    return view.created and [one.lower() for one in told] == ["0x" + view.head(stage).hex() for stage in stages]
+    return view.created and [head.lower() for head in told] == ["0x" + view.head(stage).hex() for stage in stages]
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class _Tracker:
         assert self._index is not None
         return self._index
 
-    def poll(self, rpc: Rpc, wait: float) -> _Reached:
+    def poll(self, rpc: RpcClient, wait: float) -> _Reached:
         if self._index is None:
             self._index = self._open()
         seen, tip = self._newest, self._index.tip
@@ -184,12 +185,12 @@ class _Tracker:
             newest = rpc.newer(seen, wait, [contracts.ledger, contracts.registry])
         else:
             newest = rpc.head()
-        known = max(seen.number if seen else -1, tip.block if tip else -1)
-        if self._index.is_late(newest, known):
-            if tip is None or tip.block < known:
+        highest = max(seen.number if seen else -1, tip.block if tip else -1)
+        if self._index.is_late(newest, highest):
+            if tip is None or tip.block < highest:
                 return self._nothing(
                     newest if seen is None else seen,
-                    Unsettled(f"a chain node at block {newest.number} follows one at {known}"),
+                    Unsettled(f"a chain node at block {newest.number} follows one at {highest}"),
                 )
             return self._reached(tip, tip.block)
         if newest.number < self._index.contracts.since:

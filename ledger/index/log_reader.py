@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from dlx.ledger.abi import TypedError
 from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import RawLog, parse_log
-from dlx.ledger.rpc.failover import LAG
-from dlx.ledger.rpc.headers import bloom_of, octets, proven_bloom
-from dlx.ledger.rpc.provider import Header, Rpc
-from dlx.ledger.rpc.quantity import STORED, quantity
+from dlx.ledger.rpc.headers import Header, bloom_of, proven_bloom
+from dlx.ledger.rpc.json_rpc import STORED, octets, quantity
+from dlx.ledger.rpc.provider import LAG
+from dlx.ledger.rpc.rpc_client import RpcClient
 
 Timed = tuple[RawLog, int]  # a log and its block's time
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class IndexLost(Unsettled):
 
 
 def fetch_logs(
-    rpc: Rpc, contracts: Sequence[str], start: int, end: Header, previous: bytes | None = None
+    rpc: RpcClient, contracts: Sequence[str], start: int, end: Header, previous: bytes | None = None
 ) -> Iterator[tuple[Header, list[Timed]]]:
     """Pages (last block, logs of the contracts in chain order) that together cover blocks `start` to `end`, all of the
     chain of `end`.
@@ -77,7 +77,7 @@ def insist(ask: Callable[[], T | None], what: str) -> T:
     raise Unsettled(f"the chain node does not give {what}: {reason}")
 
 
-def _parent(rpc: Rpc, block: Header) -> Header:
+def _parent(rpc: RpcClient, block: Header) -> Header:
     """The block before. Raises Unsettled."""
     found = insist(partial(rpc.header, block.parent), f"block {block.number - 1}")
     if found.number != block.number - 1:  # else we might go back for ever
@@ -85,7 +85,7 @@ def _parent(rpc: Rpc, block: Header) -> Header:
     return found
 
 
-def _recent(rpc: Rpc, start: int, end: Header) -> list[Header]:
+def _recent(rpc: RpcClient, start: int, end: Header) -> list[Header]:
     """The blocks up to `end`, not before `start`, that a chain node may be without. Raises Unsettled."""
     found = [end]
     while found[0].number > max(start, end.number - LAG + 1):
@@ -99,10 +99,10 @@ def _recent(rpc: Rpc, start: int, end: Header) -> list[Header]:
     return found
 
 
-def _of_block(rpc: Rpc, contracts: Sequence[str], block: Header, is_old: bool = False) -> list[Timed]:
+def _of_block(rpc: RpcClient, contracts: Sequence[str], block: Header, is_old: bool = False) -> list[Timed]:
     """Those of the contracts. `is_old`: every chain node has the block by now, so what none tells of counts as none."""
     bloom = proven_bloom(block.told)
-    named = {one for one in contracts if bloom is not None and _has(bloom, octets(one, 20))}
+    named = {contract for contract in contracts if bloom is not None and _has(bloom, octets(contract, 20))}
     if bloom is not None and not named:
         return []
     told = None if block.logs is None or block.logs.of != tuple(contracts) else _parsed(rpc, block.logs.found)
@@ -116,7 +116,7 @@ def _of_block(rpc: Rpc, contracts: Sequence[str], block: Header, is_old: bool = 
         if bloom is not None and not _tell_of(found, named):
             try:
                 whole = insist(partial(_whole, rpc, block, bloom), f"all logs of block {block.number}")
-                found = [one for one in whole if one[0].address in contracts]
+                found = [(log, time) for log, time in whole if log.address in contracts]
             except Unsettled:
                 if not is_old:
                     raise
@@ -137,38 +137,38 @@ def _tell_of(logs: list[tuple[RawLog, int | None]], contracts: set[str]) -> bool
     return {log.address for log, _ in logs} >= contracts
 
 
-def _elsewhere(rpc: Rpc, query: dict[str, Any], contracts: set[str]) -> list[tuple[RawLog, int | None]] | None:
+def _elsewhere(rpc: RpcClient, query: dict[str, Any], contracts: set[str]) -> list[tuple[RawLog, int | None]] | None:
     """The logs from a chain node that tells of each of the contracts, where there are several: a small request."""
     several = rpc.each()
-    for one in several if len(several) > 1 else ():
+    for other in several if len(several) > 1 else ():
         with contextlib.suppress(LedgerError):
-            if _tell_of(found := _get_logs(one, query), contracts):
+            if _tell_of(found := _get_logs(other, query), contracts):
                 return found
     return None
 
 
-def _whole(rpc: Rpc, block: Header, bloom: int) -> list[tuple[RawLog, int | None]]:
+def _whole(rpc: RpcClient, block: Header, bloom: int) -> list[tuple[RawLog, int | None]]:
     """Every log of a block, of whichever contract, from a chain node whose answer makes up the proven bloom.
 
     Raises Unsettled where none has them.
     """
-    for one in rpc.each():
+    for node in rpc.each():
         for ask in _logs_of_all, _logs_of_receipts:
             try:
-                found = ask(one, block)
+                found = ask(node, block)
             except LedgerError:
                 continue
             if not bloom & ~bloom_of([value for log, _ in found for value in (octets(log.address), *log.topics)]):
                 return found
-    names = " and ".join(one.name for one in rpc.each())
+    names = " and ".join(node.name for node in rpc.each())
     raise Unsettled(f"its header tells of more logs than {names}: if this lasts, name another chain node (--rpc-url)")
 
 
-def _logs_of_all(rpc: Rpc, block: Header) -> list[tuple[RawLog, int | None]]:
+def _logs_of_all(rpc: RpcClient, block: Header) -> list[tuple[RawLog, int | None]]:
     return _get_logs(rpc, {"blockHash": "0x" + block.hash.hex()})
 
 
-def _logs_of_receipts(rpc: Rpc, block: Header) -> list[tuple[RawLog, int | None]]:
+def _logs_of_receipts(rpc: RpcClient, block: Header) -> list[tuple[RawLog, int | None]]:
     """For a chain node that gives logs of named contracts only."""
     answer = rpc.call("eth_getBlockReceipts", hex(block.number))
     try:
@@ -177,11 +177,13 @@ def _logs_of_receipts(rpc: Rpc, block: Header) -> list[tuple[RawLog, int | None]
         raise Contradiction(f"the chain node at {rpc.name} gave something else than receipts") from None
 
 
-def _by_ranges(rpc: Rpc, contracts: Sequence[str], start: int, end: Header) -> Iterator[tuple[Header, list[Timed]]]:
+def _by_ranges(
+    rpc: RpcClient, contracts: Sequence[str], start: int, end: Header
+) -> Iterator[tuple[Header, list[Timed]]]:
     """Pages that shrink where the chain node finds them too large, and grow again only now and then."""
     while start <= end.number:
         pages = rpc.log_range
-        last = min(end.number, start + pages.most - 1)
+        last = min(end.number, start + pages.limit - 1)
         try:
             found = _in_range(rpc, contracts, start, last)
         except (RpcError, AnswerTooLarge) as error:
@@ -190,7 +192,7 @@ def _by_ranges(rpc: Rpc, contracts: Sequence[str], start: int, end: Header) -> I
             pages.refused(last - start + 1, slow=isinstance(error, AnswerTooLarge))
             continue
         logs = sorted(found, key=lambda timed: (timed[0].block, timed[0].log_index))
-        if last - start + 1 == pages.most and len(logs) < _FULL:
+        if last - start + 1 == pages.limit and len(logs) < _FULL:
             pages.given()
         block = end if last == end.number else insist(partial(rpc.header, last), f"block {last}")
         if logs:
@@ -200,26 +202,26 @@ def _by_ranges(rpc: Rpc, contracts: Sequence[str], start: int, end: Header) -> I
         start = last + 1
 
 
-def _in_range(rpc: Rpc, contracts: Sequence[str], start: int, end: int) -> list[tuple[RawLog, int | None]]:
+def _in_range(rpc: RpcClient, contracts: Sequence[str], start: int, end: int) -> list[tuple[RawLog, int | None]]:
     logs = _get_logs(rpc, {"address": list(contracts), "fromBlock": hex(start), "toBlock": hex(end)})
     if any(not start <= log.block <= end for log, _ in logs):
         raise Contradiction(f"the chain node at {rpc.name} gave logs of other blocks than asked for")
     return logs
 
 
-def _check_canonical(rpc: Rpc, newest: RawLog, end: Header) -> None:
+def _check_canonical(rpc: RpcClient, newest: RawLog, end: Header) -> None:
     """A page comes from one chain: where its newest log is on ours, all are. Raises Unsettled."""
     block = end if newest.block == end.number else rpc.header(newest.block)
     if block is None or block.hash != newest.block_hash:
         raise Unsettled(f"block {newest.block} changed while it was read")
 
 
-def _get_logs(rpc: Rpc, query: dict[str, Any]) -> list[tuple[RawLog, int | None]]:
+def _get_logs(rpc: RpcClient, query: dict[str, Any]) -> list[tuple[RawLog, int | None]]:
     """The logs with their blocks' times, which newer chain nodes give."""
     return _parsed(rpc, rpc.call("eth_getLogs", query))
 
 
-def _parsed(rpc: Rpc, answer: Any) -> list[tuple[RawLog, int | None]]:
+def _parsed(rpc: RpcClient, answer: Any) -> list[tuple[RawLog, int | None]]:
     try:
         logs = [(parse_log(log), _time(log)) for log in answer]
     except (TypedError, TypeError, ValueError) as error:
@@ -233,7 +235,7 @@ def _time(log: dict[str, Any]) -> int | None:
     return quantity(log["blockTimestamp"], STORED) if log.get("blockTimestamp") else None
 
 
-def _times(rpc: Rpc, logs: list[RawLog]) -> dict[bytes, int]:
+def _times(rpc: RpcClient, logs: list[RawLog]) -> dict[bytes, int]:
     """Of the logs' blocks, by their hashes: many at once."""
     blocks = {log.block_hash: log.block for log in logs}
     try:

@@ -55,7 +55,7 @@ class Replay(ABC):
 
     @abstractmethod
     def _load(self, state: bytes | None, place: Place) -> None:
-        """Begins with a snapshot taken at a place, or with nothing. Raises snapshot.Unusable."""
+        """Begins with a snapshot taken at a place, or with nothing. Raises snapshot.SnapshotMismatch."""
 
     @abstractmethod
     def _apply(self, event: Event) -> None:
@@ -85,7 +85,7 @@ class Replay(ABC):
                 self._load(state, (block, log_index))
                 self._after = block, log_index
                 return
-            except (msgspec.DecodeError, snapshot.Unusable, KeyError):  # read from the start, then
+            except (msgspec.DecodeError, snapshot.SnapshotMismatch, KeyError):  # read from the start, then
                 self._index.drop_snapshots(self.subject)
         self._load(None, START)
 
@@ -140,7 +140,7 @@ class RunReplay(Replay):
         return RunView(self.subject, self._index.domain, 1, self._read)
 
     def _read(self, stage: int, round: int) -> Sealed:
-        fresh = (one for one in self._sealed if (one.stage, one.round) == (stage, round))
+        fresh = (event for event in self._sealed if (event.stage, event.round) == (stage, round))
         return next(fresh, None) or seal_rows.sealed(self._index, self.subject, stage, round)
 
     def _load(self, state: bytes | None, place: Place) -> None:

@@ -10,12 +10,12 @@ import msgspec
 from dlx.ledger.events import CheckpointPublished, Convicted, RunCreated, Sealed
 from dlx.ledger.index.seal_rows import Outline
 from dlx.ledger.view.counts import Stage
-from dlx.ledger.view.members import Enlisted, Member, Return, Standing
-from dlx.ledger.view.node_registry import NodeRecord, NodeTable
+from dlx.ledger.view.node_registry import NodeTable, RegisteredNode
+from dlx.ledger.view.run_state import Enlisted, Member, Return, Standing
 from dlx.ledger.view.run_view import RunView
 
 
-class Unusable(Exception):
+class SnapshotMismatch(Exception):
     """The snapshot and the seals' rows do not belong together."""
 
 
@@ -41,7 +41,7 @@ class _View(msgspec.Struct, array_like=True):
 
 
 _VIEWS = msgspec.msgpack.Decoder(_View)
-_NODES = msgspec.msgpack.Decoder(dict[str, NodeRecord])
+_NODES = msgspec.msgpack.Decoder(dict[str, RegisteredNode])
 
 
 def dump_view(view: RunView) -> bytes:
@@ -50,31 +50,32 @@ def dump_view(view: RunView) -> bytes:
         raise ValueError("the last transaction has more events")
     return msgspec.msgpack.encode(
         _View(
-            view._created, view.started_at, view._round, view._opened_at, view._draw, view._staffed, view._stages,
-            view.checkpoints, view.convictions, view._members, view._standings,
-            [(*slot, kept) for slot, kept in view._returns.items()],
-            [(*slot, at) for slot, at in view._vacated.items()], view._broke, view._dealt, view._enlisted,
-            view._counted, [view.next_round(stage) for stage in range(len(view._stages))],
+            view.creation, view.started_at, view.round, view.round_opened_at, view.draw, view.staffed, view.stages,
+            view.checkpoints, view.convictions, view.accounts, view.standings,
+            [(*slot, reserved) for slot, reserved in view.returns.items()],
+            [(*slot, at) for slot, at in view.vacated.items()], view.broke, view.dealt, view.enlistments,
+            view.counted_in, [view.next_round(stage) for stage in range(len(view.stages))],
         )
     )  # fmt: skip
 
 
 def load_view(empty: RunView, state: bytes, seals: Iterable[Outline], newest: Callable[[int, int], Sealed]) -> None:
     """Fills a new view from what `dump_view` gave, the outlines of all its seals in the order of their rounds, and the
-    seals that it keeps, which `newest` gives by stage and round. Raises msgspec.DecodeError, KeyError, Unusable."""
+    seals that it keeps, which `newest` gives by stage and round. Raises msgspec.DecodeError, KeyError,
+    SnapshotMismatch."""
     found = _VIEWS.decode(state)
-    empty._created, empty.started_at = found.created, found.started_at
-    empty._round, empty._opened_at = found.round, found.opened_at
-    empty._draw, empty._staffed = found.draw, found.staffed
-    empty._stages, empty.checkpoints, empty.convictions = found.stages, found.checkpoints, found.convictions
-    empty._members, empty._counted, empty._standings = found.members, found.counted, found.standings
-    empty._broke, empty._dealt, empty._enlisted = found.broke, found.dealt, found.enlisted
-    empty._vacated = {(replica, stage): at for replica, stage, at in found.vacated}
-    empty._returns = {(replica, stage): kept for replica, stage, kept in found.returns}
-    empty._by_slot = {(m.replica, m.stage): account for account, m in found.members.items() if m.holds}
+    empty.creation, empty.started_at = found.created, found.started_at
+    empty.round, empty.round_opened_at = found.round, found.opened_at
+    empty.draw, empty.staffed = found.draw, found.staffed
+    empty.stages, empty.checkpoints, empty.convictions = found.stages, found.checkpoints, found.convictions
+    empty.accounts, empty.counted_in, empty.standings = found.members, found.counted, found.standings
+    empty.broke, empty.dealt, empty.enlistments = found.broke, found.dealt, found.enlisted
+    empty.vacated = {(replica, stage): at for replica, stage, at in found.vacated}
+    empty.returns = {(replica, stage): reserved for replica, stage, reserved in found.returns}
+    empty.by_slot = {(m.replica, m.stage): account for account, m in found.members.items() if m.holds}
     empty.sealed.restore(seals, newest)
     if found.rounds != [empty.next_round(stage) for stage in range(len(found.rounds))]:
-        raise Unusable(f"{found.rounds} rounds are sealed, but not all of them have rows")
+        raise SnapshotMismatch(f"{found.rounds} rounds are sealed, but not all of them have rows")
 
 
 def dump_nodes(nodes: NodeTable) -> bytes:

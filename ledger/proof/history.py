@@ -21,15 +21,15 @@ from dlx.ledger.index.event_index import LAST, EventIndex, Head
 from dlx.ledger.index.log_reader import Timed
 from dlx.ledger.proof.receipts import Log, logs_of
 from dlx.ledger.proof.tries import BadProof, code_hash
-from dlx.ledger.rpc.headers import Header, bloom_of, header_of, octets
-from dlx.ledger.rpc.provider import Header as ToldHeader
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.headers import Header, ProvenHeader, bloom_of, proven_header
+from dlx.ledger.rpc.json_rpc import octets
+from dlx.ledger.rpc.rpc_client import RpcClient
 
 Progress = Callable[[str], None]
 
 _HEADERS_AT_ONCE = 500
 _CREATED = event_topic(RunCreated)
-_RECORD = 40  # bytes: a block's hash and time
+_ENTRY = 40  # bytes: a block's hash and time
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class History(ABC):
 class Told(History):
     """As the chain node says."""
 
-    def __init__(self, rpc: Rpc, index: EventIndex, head: Head) -> None:
+    def __init__(self, rpc: RpcClient, index: EventIndex, head: Head) -> None:
         super().__init__(index, head)
         self._rpc = rpc
 
@@ -110,20 +110,20 @@ def told(client: LedgerClient, progress: Progress) -> Iterator[Told]:
         yield Told(client.rpc, index, tip)
 
 
-def pinned(rpc: Rpc, pin: Pin) -> Header:
+def pinned(rpc: RpcClient, pin: Pin) -> ProvenHeader:
     """The header of the pinned block. Raises Contradiction where the chain node has another block there."""
     answer = rpc.call("eth_getBlockByNumber", hex(pin.number), False)
     if answer is None:
         raise LedgerUnavailable(
             f"the chain node at {rpc.name} has no block {pin.number}: it is behind the head {pin}, or on another chain"
         )
-    header = header_of(answer, pin.hash, rpc.name)
+    header = proven_header(answer, pin.hash, rpc.name)
     if header.number != pin.number:
         raise Contradiction(f"0x{pin.hash.hex()} is the hash of block {header.number}, not of block {pin.number}")
     return header
 
 
-def proves_code(rpc: Rpc, top: Header, address: str, code: bytes) -> bool:
+def proves_code(rpc: RpcClient, top: ProvenHeader, address: str, code: bytes) -> bool:
     """Whether the state of the pinned block proves that the account has this code; False where the chain node has that
     state no more. Raises Contradiction where it has other code."""
     account = octets(address, 20)
@@ -145,13 +145,13 @@ def proves_code(rpc: Rpc, top: Header, address: str, code: bytes) -> bool:
 
 
 @contextmanager
-def proven(client: LedgerClient, run: bytes, top: Header, progress: Progress) -> Iterator[Proven]:
+def proven(client: LedgerClient, run: bytes, top: ProvenHeader, progress: Progress) -> Iterator[Proven]:
     """All up to the pinned block, read anew and proven by it. The files that this takes are gone at the end.
 
     Raises Contradiction where what the chain node says is not what is proven, LedgerUnavailable where it does not say
     all that is needed.
     """
-    end = ToldHeader(top.number, top.hash, top.parent, top.time, top.base_fee)
+    end = Header(top.number, top.hash, top.parent, top.time, top.base_fee)
     with tempfile.TemporaryDirectory(prefix="dlx-proof-") as folder, tempfile.TemporaryFile() as file:
         with closing(client.open_index(Path(folder))) as index:
             if top.number < index.contracts.since:
@@ -178,7 +178,7 @@ class _Proof:
         self._wanted = bloom_of([octets(client.ledger, 20), run])
         self._roots = 0
 
-    def run(self, top: Header) -> int:
+    def run(self, top: ProvenHeader) -> int:
         """The number of blocks whose receipts it took. Raises Contradiction."""
         expected, high, first = top.hash, top.number, self._blocks.first
         while high >= first:
@@ -189,7 +189,7 @@ class _Proof:
             expected, high = headers[-1].parent, low - 1
         return self._roots
 
-    def _headers(self, low: int, high: int, expected: bytes) -> list[Header]:
+    def _headers(self, low: int, high: int, expected: bytes) -> list[ProvenHeader]:
         """Those from block `high`, which has the expected hash, down to `low`."""
         found = []
         numbers = range(high, low - 1, -1)
@@ -199,11 +199,11 @@ class _Proof:
                 raise LedgerUnavailable(
                     f"the chain node at {self._rpc.name} has no block {number}: name one with --rpc-url that has all"
                 )
-            found.append(header_of(answer, expected, self._rpc.name))
+            found.append(proven_header(answer, expected, self._rpc.name))
             expected = found[-1].parent
         return found
 
-    def _check(self, low: int, high: int, headers: list[Header]) -> None:
+    def _check(self, low: int, high: int, headers: list[ProvenHeader]) -> None:
         told: dict[int, list[Timed]] = {}
         for log, time in self._index.logs(self._run, (low - 1, LAST), high):
             told.setdefault(log.block, []).append((log, time))
@@ -216,7 +216,7 @@ class _Proof:
             self._blocks.write(_head(header))
             self._compare(header, told.get(header.number, []), [])
 
-    def _compare(self, header: Header, told: list[Timed], ours: list[Log]) -> None:
+    def _compare(self, header: ProvenHeader, told: list[Timed], ours: list[Log]) -> None:
         who = f"the chain node at {self._rpc.name}"
         place = f"block {header.number}"
         if len(told) != len(ours):
@@ -235,17 +235,17 @@ class _Blocks:
         self._file, self.first = file.fileno(), first
 
     def write(self, block: Head) -> None:
-        os.pwrite(self._file, block.hash + block.time.to_bytes(8, "big"), (block.block - self.first) * _RECORD)
+        os.pwrite(self._file, block.hash + block.time.to_bytes(8, "big"), (block.block - self.first) * _ENTRY)
 
     def read(self, number: int) -> Head:
         """Raises KeyError for one before the first."""
         if number < self.first:
             raise KeyError(number)
-        record = os.pread(self._file, _RECORD, (number - self.first) * _RECORD)
-        return Head(number, record[:32], int.from_bytes(record[32:], "big"))
+        entry = os.pread(self._file, _ENTRY, (number - self.first) * _ENTRY)
+        return Head(number, entry[:32], int.from_bytes(entry[32:], "big"))
 
 
-def _head(header: Header) -> Head:
+def _head(header: ProvenHeader) -> Head:
     return Head(header.number, header.hash, header.time)
 
 
@@ -253,7 +253,7 @@ def _as_proven(log: RawLog) -> Log:
     return Log(log.address, log.topics, log.data, log.log_index)
 
 
-def _told_block(rpc: Rpc, number: int) -> Head | None:
+def _told_block(rpc: RpcClient, number: int) -> Head | None:
     found = rpc.header(number)
     return None if found is None else Head(found.number, found.hash, found.time)
 

@@ -11,8 +11,9 @@ import rlp
 from dlx.ledger.abi import checksum
 from dlx.ledger.errors import Contradiction, LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.proof.tries import list_root
-from dlx.ledger.rpc.headers import Header, bloom_of, octets, quantity
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.headers import ProvenHeader, bloom_of, rlp_quantity
+from dlx.ledger.rpc.json_rpc import octets
+from dlx.ledger.rpc.rpc_client import RpcClient
 
 _BLOCKS_AT_ONCE = 20  # whose receipts are asked for together; a full block of mainnet has a megabyte of them
 _RECEIPTS_AT_ONCE = 100
@@ -38,7 +39,7 @@ class Log:
     index: int
 
 
-def logs_of(rpc: Rpc, headers: Sequence[Header]) -> Iterator[tuple[Header, list[Log]]]:
+def logs_of(rpc: RpcClient, headers: Sequence[ProvenHeader]) -> Iterator[tuple[ProvenHeader, list[Log]]]:
     """Every log of each block, in order, proven by the root of its receipts.
 
     Raises Contradiction, UnknownReceipt, NotGiven.
@@ -47,7 +48,7 @@ def logs_of(rpc: Rpc, headers: Sequence[Header]) -> Iterator[tuple[Header, list[
         yield header, _proven(answer, header, rpc.name)
 
 
-def _proven(answer: Any, header: Header, who: str) -> list[Log]:
+def _proven(answer: Any, header: ProvenHeader, who: str) -> list[Log]:
     logs: list[Log] = []
     encoded = []
     try:
@@ -80,14 +81,14 @@ def _encoded(receipt: Any, logs: list[tuple[bytes, list[bytes], bytes]]) -> byte
             "a newer one may know more, else audit without --head"
         )
     bloom = bloom_of([value for address, topics, _ in logs for value in (address, *topics)])
-    status, gas = quantity(receipt["status"]), quantity(receipt["cumulativeGasUsed"])
+    status, gas = rlp_quantity(receipt["status"]), rlp_quantity(receipt["cumulativeGasUsed"])
     fields: list[Any] = [status, gas, bloom.to_bytes(256, "big"), logs]
     if kind == _DEPOSIT and receipt.get("depositReceiptVersion") is not None:  # before Canyon the nonce is left out
-        fields += [quantity(receipt["depositNonce"]), quantity(receipt["depositReceiptVersion"])]
+        fields += [rlp_quantity(receipt["depositNonce"]), rlp_quantity(receipt["depositReceiptVersion"])]
     return (bytes([kind]) if kind else b"") + rlp.encode(fields)
 
 
-def _receipts(rpc: Rpc, headers: Sequence[Header]) -> Iterator[Any]:
+def _receipts(rpc: RpcClient, headers: Sequence[ProvenHeader]) -> Iterator[Any]:
     """By block where the chain node can, else transaction by transaction."""
     places = [(hex(header.number),) for header in headers]
     done = 0
@@ -103,7 +104,7 @@ def _receipts(rpc: Rpc, headers: Sequence[Header]) -> Iterator[Any]:
         yield list(_one_by_one(rpc, header))
 
 
-def _one_by_one(rpc: Rpc, header: Header) -> Iterator[Any]:
+def _one_by_one(rpc: RpcClient, header: ProvenHeader) -> Iterator[Any]:
     hashes = [(name,) for name in header.transactions]
     try:
         for answer in rpc.batch("eth_getTransactionReceipt", hashes, _RECEIPTS_AT_ONCE):

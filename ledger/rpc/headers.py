@@ -1,9 +1,9 @@
-"""A block's header as Ethereum hashes it, of the forks from London to Prague."""
+"""A block's header: as a chain node tells it, and as Ethereum hashes it, of the forks from London to Prague."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import rlp
@@ -11,6 +11,7 @@ from eth_hash.auto import keccak
 
 from dlx.ground.untrusted import printable
 from dlx.ledger.errors import Contradiction, LedgerError
+from dlx.ledger.rpc.json_rpc import STORED, octets, quantity
 
 # By the names of JSON-RPC, in the order of the encoding; None: a number, else the size in bytes, 0 where it may vary.
 _LONDON: dict[str, int | None] = {
@@ -32,6 +33,27 @@ class UnknownFork(LedgerError):
 
 @dataclass(frozen=True)
 class Header:
+    """As a chain node told it; time in seconds, base fee in wei (None: a chain without EIP-1559)."""
+
+    number: int
+    hash: bytes
+    parent: bytes
+    time: int
+    base_fee: int | None
+    logs: Logs | None = field(default=None, compare=False)  # as the chain node told them with it
+    told: Any = field(default=None, compare=False, repr=False)  # all that the chain node said of it
+
+
+@dataclass(frozen=True)
+class Logs:
+    """What a chain node says are a block's logs of some contracts."""
+
+    of: tuple[str, ...]
+    found: Any
+
+
+@dataclass(frozen=True)
+class ProvenHeader:
     """A header whose hash was computed here. Time in seconds, base fee in wei. That these are its transactions is only
     the chain node's word."""
 
@@ -46,7 +68,22 @@ class Header:
     transactions: tuple[str, ...]
 
 
-def header_of(answer: Any, expected: bytes, who: str) -> Header:
+def told_header(answer: Any) -> Header:
+    """The header in an answer about a block. Raises LedgerError."""
+    try:
+        return Header(
+            number=quantity(answer["number"], STORED),
+            hash=octets(answer["hash"]),
+            parent=octets(answer["parentHash"]),
+            time=quantity(answer["timestamp"], STORED),
+            base_fee=None if answer.get("baseFeePerGas") is None else quantity(answer["baseFeePerGas"]),
+            told=answer,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LedgerError(f"not a block: {error!r}") from None
+
+
+def proven_header(answer: Any, expected: bytes, who: str) -> ProvenHeader:
     """The header in an answer about a block, if it has the expected hash.
 
     Raises Contradiction where it has another, UnknownFork where that may be for fields that are not known here.
@@ -68,7 +105,7 @@ def header_of(answer: Any, expected: bytes, who: str) -> Header:
             f"the chain node at {who} gave a header with hash 0x{hash_.hex()} where the block 0x{expected.hex()} is due"
         )
     by_name = dict(zip(_LONDON, fields, strict=False))
-    return Header(
+    return ProvenHeader(
         number=int.from_bytes(by_name["number"], "big"),
         hash=hash_,
         parent=by_name["parentHash"],
@@ -103,20 +140,12 @@ def bloom_of(values: Sequence[bytes]) -> int:
     return bits
 
 
-def quantity(text: Any) -> bytes:
+def rlp_quantity(text: Any) -> bytes:
     """A JSON-RPC number as RLP has it: big-endian without leading zeros. Raises ValueError, TypeError."""
     number = int(text, 16)
     if number < 0:
         raise ValueError(f"{number} is no quantity")
     return number.to_bytes((number.bit_length() + 7) // 8, "big")
-
-
-def octets(text: Any, size: int = 0) -> bytes:
-    """JSON-RPC bytes; 0: of any size. Raises ValueError, AttributeError."""
-    found = bytes.fromhex(text.removeprefix("0x"))
-    if size and len(found) != size:
-        raise ValueError(f"{len(found)} bytes instead of {size}")
-    return found
 
 
 def _fields(answer: Any) -> list[bytes]:
@@ -126,4 +155,4 @@ def _fields(answer: Any) -> list[bytes]:
         if not all(answer.get(name) is not None for name in fork):
             break
         kinds |= fork
-    return [quantity(answer[name]) if size is None else octets(answer[name], size) for name, size in kinds.items()]
+    return [rlp_quantity(answer[name]) if size is None else octets(answer[name], size) for name, size in kinds.items()]

@@ -44,16 +44,16 @@ class Budget:
             self._path.replace(aside)
             _log.warning("%s was damaged (%s) and is now %s: the budget begins anew", self._path, error, aside.name)
 
-    def pay(self, name: str, wei: int, known: set[str]) -> None:
+    def pay(self, name: str, wei: int, may_return: set[str]) -> None:
         """A transaction was mined. It counts once, however often it is seen, for what it cost the last time: a
-        reorg may give it another block. `known` are those that may be seen again."""
+        reorg may give it another block. `may_return`: those that may be seen again."""
         more = wei - self._counted.get(name, 0)
         if not more and name in self._counted:
             return
         hour = int(self._now()) // _HOUR
         self._hours = {at: paid for at, paid in self._hours.items() if at >= hour - _DAY}
         self._hours[hour] = self._hours.get(hour, 0) + more
-        self._counted = {one: paid for one, paid in self._counted.items() if one in known} | {name: wei}
+        self._counted = {other: paid for other, paid in self._counted.items() if other in may_return} | {name: wei}
         if self._path is not None:
             found = {"hours": self._hours, "counted": self._counted}
             durable.write_bytes(self._path, json.dumps(found).encode())

@@ -1,4 +1,5 @@
-"""What a transaction may cost: the price of gas that the chain node names, within the operator's limits."""
+"""What a transaction may cost, by the price of gas that the chain node names and the operator's limits; and what one
+did cost."""
 
 import contextlib
 import statistics
@@ -6,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlx.ledger.errors import LedgerError, RpcError
-from dlx.ledger.rpc.provider import Header, Request, Rpc
-from dlx.ledger.rpc.quantity import as_number, quantity
+from dlx.ledger.rpc.headers import Header
+from dlx.ledger.rpc.json_rpc import Request, as_number, quantity
+from dlx.ledger.rpc.rpc_client import RpcClient
 
 GWEI, ETH = 10**9, 10**18
 _BLOCKS, _PERCENTILE = 20, 40  # of eth_feeHistory
@@ -38,7 +40,7 @@ class Price:
 TIP: Request = ("eth_maxPriorityFeePerGas", ())  # what names one, where the chain node has it
 
 
-def price(rpc: Rpc, head: Header, limits: Limits, tip: Any = None) -> Price:
+def price(rpc: RpcClient, head: Header, limits: Limits, tip: Any = None) -> Price:
     """What takes a transaction into one of the next blocks, though the base fee may double; `tip`: the answer to TIP,
     where it was asked for already. Raises FeeTooHigh, LedgerError for a chain without EIP-1559."""
     if head.base_fee is None:
@@ -63,6 +65,16 @@ def raised(old: Price, now: Price, limits: Limits) -> Price | None:
     return more if more.max_fee <= limits.max_fee and more.tip <= limits.max_tip else None
 
 
+def cost(receipt: dict[str, Any], cap: int) -> int:
+    """What was paid, in wei: `cap` at most, and a rollup's fee for the layer below on top. A receipt that does not say
+    counts as `cap`."""
+    try:
+        paid = quantity(receipt["gasUsed"]) * quantity(receipt["effectiveGasPrice"])
+        return min(paid, cap) + quantity(receipt.get("l1Fee") or "0x0")
+    except (KeyError, TypeError, ValueError):
+        return cap
+
+
 def gwei(wei: int) -> str:
     return _decimal(wei, GWEI)
 
@@ -81,7 +93,7 @@ def _more(fee: int) -> int:
     return max(fee + 1, -(-fee * 9 // 8))  # an eighth of nothing is nothing
 
 
-def _named_tip(rpc: Rpc, base_fee: int, answer: Any) -> int:
+def _named_tip(rpc: RpcClient, base_fee: int, answer: Any) -> int:
     """By the first of three methods by which the chain node names one."""
     if not isinstance(answer, RpcError):
         with contextlib.suppress(RpcError):

@@ -79,7 +79,8 @@ class Outbox:
             try:
                 changed = self._guard.has_changed()
                 if changed:
-                    self.entries = {one.nonce: one for one in map(_load, self._files()) if one is not None}
+                    loaded = map(_load, self._files())
+                    self.entries = {entry.nonce: entry for entry in loaded if entry is not None}
                     self._guard.see()
                 yield changed
             finally:

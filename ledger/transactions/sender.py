@@ -19,14 +19,16 @@ from typing import Any
 
 from eth_account import Account
 
+from dlx.ledger.abi import TypedError
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
-from dlx.ledger.rpc.failover import LAG
-from dlx.ledger.rpc.provider import Header, Request, Rpc
-from dlx.ledger.rpc.quantity import as_number, quantity
+from dlx.ledger.events import parse_log
+from dlx.ledger.rpc.headers import Header
+from dlx.ledger.rpc.json_rpc import STORED, Request, as_number, quantity
+from dlx.ledger.rpc.provider import LAG
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.budget import Budget, BudgetSpent
-from dlx.ledger.transactions.fees import TIP, FeeTooHigh, Limits, Price, eth, price, raised
+from dlx.ledger.transactions.fees import TIP, FeeTooHigh, Limits, Price, cost, eth, price, raised
 from dlx.ledger.transactions.outbox import TURN, Outbox, Pending
-from dlx.ledger.transactions.receipts import block, checked, cost
 
 CONFIRMED = 24  # blocks above a transaction after which it is forgotten, at least
 _POLL, _SLOWEST = 0.05, 1.0  # seconds between looks for a receipt, where nobody tells of blocks: at first, at last
@@ -48,7 +50,7 @@ class Unconfirmed(LedgerError):
     """The transaction was not mined in time; it stays in the outbox, and goes out again when it is asked for again."""
 
 
-class Pointless(LedgerError):
+class WouldRevert(LedgerError):
     """The contract would refuse the waiting transaction by now, so it is not sent again. `error`: its answer."""
 
     def __init__(self, error: RpcError) -> None:
@@ -60,7 +62,9 @@ class Sender:
     """Sends for one account on one chain. Thread-safe; other processes may send from the same outbox meanwhile, but
     without a common outbox two senders would give the same nonce twice."""
 
-    def __init__(self, rpc: Rpc, chain_id: int, key: bytes, outbox: Path | None, limits: Limits | None = None) -> None:
+    def __init__(
+        self, rpc: RpcClient, chain_id: int, key: bytes, outbox: Path | None, limits: Limits | None = None
+    ) -> None:
         """Reads the outbox (a directory, made if absent; None keeps nothing) and sends again what is in it."""
         self._rpc, self._chain_id, self._signer = rpc, chain_id, Account.from_key(key)
         self._limits = limits or Limits()
@@ -71,9 +75,8 @@ class Sender:
         self._budget = Budget(None if folder is None else folder / "spent.json", self._limits.budget)
         self._mined: dict[int, int] = {}  # nonce -> block, of entries that were seen mined
         self._awaited: list[int] = []  # nonces, one for each thread that waits
-        self._refused: dict[
-            str, tuple[float, RpcError]
-        ] = {}  # first version -> since when the contract would refuse it
+        # By the first version's hash: since when the contract would refuse it.
+        self._refused: dict[str, tuple[float, RpcError]] = {}
         self._price_seen: dict[int, int] = {}  # nonce -> block in which its price was last looked at
         self._unknown: dict[int, float] = {}  # used nonce -> since when its receipt is missing
         self._head: Header | None = None  # as last seen
@@ -111,7 +114,7 @@ class Sender:
             if (same := self._same(to, text)) is not None:
                 return self._ask_again(same)
             estimates = [as_number(found) for found in estimated if not isinstance(found, RpcError)]
-            mined = max((self._mined.get(one.nonce, -1) for one in self._alike(to, text)), default=-1)
+            mined = max((self._mined.get(entry.nonce, -1) for entry in self._alike(to, text)), default=-1)
             # Decided by the same look as above: what waited before it may be mined, and the next may be at a late node.
             if check is not None and (mined >= 0 or not estimates):
                 check(self._not_before(mined, head))
@@ -138,8 +141,8 @@ class Sender:
             raise LedgerError(f"no nonce of {self.account} is free: is the account used elsewhere as well?")
 
     def wait(self, pending: Pending, timeout: float) -> dict[str, Any]:
-        """The receipt. Raises Unconfirmed after `timeout` seconds, Pointless where the contract would refuse it by now,
-        LedgerError if its nonce went to another."""
+        """The receipt. Raises Unconfirmed after `timeout` seconds, WouldRevert where the contract would refuse it by
+        now, LedgerError if its nonce went to another."""
         deadline = time.monotonic() + timeout
         resend, stuck, pause = time.monotonic() + _RESEND, time.monotonic() + _STUCK, _POLL
         nonce, head = pending.nonce, self._head
@@ -191,11 +194,11 @@ class Sender:
         if isinstance(count, RpcError):
             raise count
         self._head, used = head, self._plausible(as_number(count), head)
-        for one in list(self._outbox.entries.values()):
-            if one.nonce >= used:
-                self._mined.pop(one.nonce, None)  # a reorg, or a late chain node
-            elif not -LAG <= head.number - self._mined.get(one.nonce, -self.confirmed) < self.confirmed:
-                self._settle_used(one, head)  # what is confirmed; and what a chain node placed where no block is
+        for entry in list(self._outbox.entries.values()):
+            if entry.nonce >= used:
+                self._mined.pop(entry.nonce, None)  # a reorg, or a late chain node
+            elif not -LAG <= head.number - self._mined.get(entry.nonce, -self.confirmed) < self.confirmed:
+                self._settle_used(entry, head)  # what is confirmed; and what a chain node placed where no block is
         return used, head, answers
 
     def _plausible(self, used: int, head: Header) -> int:
@@ -221,35 +224,37 @@ class Sender:
             raise LedgerUnavailable(f"the chain node at {self._rpc.name} is at block {head.number}, we saw {mined}")
         return head.number
 
-    def _settle_used(self, one: Pending, head: Header) -> None:
-        receipt = self._receipt(one)
+    def _settle_used(self, entry: Pending, head: Header) -> None:
+        receipt = self._receipt(entry)
         if receipt is not None:
-            self._see_mined(one, receipt)
-            known = one.told or time.time() > one.expires  # else whoever asks again would pay for it again
-            if known and head.number - self._mined[one.nonce] >= self.confirmed:
-                self._forget(one.nonce)
-        elif (other := self._receipt(replace(one, hashes=one.former))) is not None:
-            self._budget.pay(str(other.get("transactionHash")), cost(other, one.cap), self._names())
-            self._forget(one.nonce)
-        elif (taker := self._taker(one.nonce, head)) is not None and taker not in one.hashes + one.former:
-            self._forget(one.nonce)
-        elif time.monotonic() >= self._unknown.setdefault(one.nonce, time.monotonic()) + _GIVEN_UP:
-            _log.warning("no chain node gives a receipt for nonce %d of %s: it counts as paid", one.nonce, self.account)
-            self._budget.pay(one.hashes[-1], one.cap, self._names())
-            self._forget(one.nonce)
+            self._see_mined(entry, receipt)
+            over = entry.told or time.time() > entry.expires  # else whoever asks again would pay for it again
+            if over and head.number - self._mined[entry.nonce] >= self.confirmed:
+                self._forget(entry.nonce)
+        elif (other := self._receipt(replace(entry, hashes=entry.former))) is not None:
+            self._budget.pay(str(other.get("transactionHash")), cost(other, entry.cap), self._names())
+            self._forget(entry.nonce)
+        elif (taker := self._taker(entry.nonce, head)) is not None and taker not in entry.hashes + entry.former:
+            self._forget(entry.nonce)
+        elif time.monotonic() >= self._unknown.setdefault(entry.nonce, time.monotonic()) + _GIVEN_UP:
+            _log.warning(
+                "no chain node gives a receipt for nonce %d of %s: it counts as paid", entry.nonce, self.account
+            )
+            self._budget.pay(entry.hashes[-1], entry.cap, self._names())
+            self._forget(entry.nonce)
 
     def _see_mined(self, pending: Pending, receipt: dict[str, Any], told: bool = False) -> None:
         here = self._outbox.entries.get(pending.nonce)
         if here is None or here.hashes[0] != pending.hashes[0]:
             return  # it was counted when it was forgotten
         self._budget.pay(str(receipt.get("transactionHash")), cost(receipt, pending.cap), self._names())
-        self._mined[pending.nonce] = block(receipt)
+        self._mined[pending.nonce] = quantity(receipt["blockNumber"], STORED)
         if not here.mined or told > here.told:
             self._outbox.keep(replace(here, mined=True, told=told or here.told))
 
     def _names(self) -> set[str]:
         """Of all that may be seen mined again."""
-        return {name for one in self._outbox.entries.values() for name in one.hashes}
+        return {name for entry in self._outbox.entries.values() for name in entry.hashes}
 
     def _await_block(self, head: Header | None, pause: float, until: float) -> Header | None:
         """Until a block may have it: one above `head`, where the chain node tells of blocks, else for so long."""
@@ -271,9 +276,9 @@ class Sender:
         found = _receipt_from(self._rpc, pending, _PATIENCE)
         if found is None and pending.nonce < self._highest:
             others = self._rpc.each()
-            for one in others:
+            for rpc in others:
                 with contextlib.suppress(LedgerError):
-                    found = found or _receipt_from(one, pending, _PATIENCE / len(others))
+                    found = found or _receipt_from(rpc, pending, _PATIENCE / len(others))
         return found
 
     def _count(self) -> int:
@@ -312,8 +317,8 @@ class Sender:
                 else:
                     low, step = middle + 1, 0
             block = self._rpc.call("eth_getBlockByNumber", hex(high), True)
-            own = (one for one in block["transactions"] if one["from"].lower() == self.account.lower())
-            return next((str(one["hash"]) for one in own if quantity(one["nonce"]) == nonce), None)
+            own = (sent for sent in block["transactions"] if sent["from"].lower() == self.account.lower())
+            return next((str(sent["hash"]) for sent in own if quantity(sent["nonce"]) == nonce), None)
         except (LedgerError, KeyError, TypeError, ValueError, AttributeError):
             return None
 
@@ -344,7 +349,7 @@ class Sender:
                 self._spread(self._outbox.entries.get(here.nonce, here))
             since, error = self._refused.get(here.hashes[0], (time.monotonic(), None))
             if error is not None and waits and time.monotonic() >= since + _STUCK:
-                raise Pointless(error)
+                raise WouldRevert(error)
             if stuck and used < min(self._outbox.entries, default=0):
                 for nonce in list(self._outbox.entries):
                     self._forget(nonce)
@@ -352,21 +357,21 @@ class Sender:
 
     def _resubmit(self, used: int) -> None:
         """Submits again what waits and still has a purpose, in case the chain lost it; not where the nonce is used."""
-        waiting = [one for one in self._waiting() if one.nonce >= used]
-        for one in waiting:
-            wanted = self._is_wanted(one)
+        waiting = [pending for pending in self._waiting() if pending.nonce >= used]
+        for pending in waiting:
+            wanted = self._is_wanted(pending)
             if wanted:
-                self._submit(one)
-            elif wanted is False and one is not waiting[-1] and self._is_surely_over(one):
+                self._submit(pending)
+            elif wanted is False and pending is not waiting[-1] and self._is_surely_over(pending):
                 with contextlib.suppress(FeeTooHigh):
-                    self._cancel(one)
+                    self._cancel(pending)
 
     def _spread(self, pending: Pending) -> None:
         """Submits it to every chain node: the first may keep it to itself."""
         if self._is_wanted(pending):
-            for one in self._rpc.each():
+            for rpc in self._rpc.each():
                 with contextlib.suppress(LedgerError):
-                    one.call("eth_sendRawTransaction", pending.raw, patience=_PATIENCE)
+                    rpc.call("eth_sendRawTransaction", pending.raw, patience=_PATIENCE)
 
     def _is_wanted(self, pending: Pending) -> bool | None:
         """Whether it still has a purpose; None where the chain node does not say. Whatever a block once had was wanted
@@ -421,19 +426,19 @@ class Sender:
 
     def _on_its_way(self, without: int | None = None) -> int:
         """What the waiting transactions cost at most, in wei."""
-        return sum(one.cap for one in self._waiting() if one.nonce != without)
+        return sum(pending.cap for pending in self._waiting() if pending.nonce != without)
 
     def _alike(self, to: str | None, data: str) -> list[Pending]:
-        return [one for one in self._outbox.entries.values() if (one.to, one.data) == (to, data)]
+        return [entry for entry in self._outbox.entries.values() if (entry.to, entry.data) == (to, data)]
 
     def _same(self, to: str | None, data: str) -> Pending | None:
         """The entry that asking for this call asks for again: one that waits, or of whose end nobody was told."""
         alike = (
-            one
-            for one in self._alike(to, data)
-            if (not one.told if one.nonce in self._mined else one.mined or self._may_come(one))
+            entry
+            for entry in self._alike(to, data)
+            if (not entry.told if entry.nonce in self._mined else entry.mined or self._may_come(entry))
         )
-        return max(alike, key=lambda one: one.nonce, default=None)
+        return max(alike, key=lambda entry: entry.nonce, default=None)
 
     def _may_come(self, pending: Pending) -> bool:
         """Not what a chain node refused; but where its nonce is used, it may have come all the same."""
@@ -465,8 +470,8 @@ class Sender:
         if (gone := self._outbox.entries.get(nonce)) is not None:
             self._refused.pop(gone.hashes[0], None)
         self._outbox.drop(nonce)
-        for known in (self._mined, self._price_seen, self._unknown):
-            known.pop(nonce, None)
+        for by_nonce in (self._mined, self._price_seen, self._unknown):
+            by_nonce.pop(nonce, None)
 
     # A new one.
 
@@ -528,17 +533,31 @@ class Sender:
         return replace(pending, raw=raw, hashes=(*pending.hashes, name), expires=time.time() + _WANTED)
 
 
-def _receipt_from(rpc: Rpc, pending: Pending, patience: float) -> dict[str, Any] | None:
+def _receipt_from(rpc: RpcClient, pending: Pending, patience: float) -> dict[str, Any] | None:
     """The newest version's first, all in one exchange where the chain node takes batches; none is asked for after so
     many seconds. Raises LedgerError, LedgerUnavailable."""
     until, versions = time.monotonic() + patience, pending.hashes[::-1]
-    receipts = rpc.batch("eth_getTransactionReceipt", [(known,) for known in versions], patience=patience)
-    for known, receipt in zip(versions, receipts, strict=False):
+    receipts = rpc.batch("eth_getTransactionReceipt", [(name,) for name in versions], patience=patience)
+    for name, receipt in zip(versions, receipts, strict=False):
         if receipt is not None:
-            return checked(receipt, known)
+            return _checked(receipt, name)
         if time.monotonic() >= until:
             break
     return None
+
+
+def _checked(receipt: Any, name: str) -> dict[str, Any]:
+    """The receipt, if it is of this transaction and says all that is read of one. Raises LedgerUnavailable."""
+    try:
+        for number in ("blockNumber", "gasUsed", "status"):
+            quantity(receipt[number], STORED)
+        if receipt["transactionHash"].lower() == name and len(bytes.fromhex(receipt["blockHash"][2:])) == 32:
+            for log in receipt["logs"]:
+                parse_log(log)
+            return receipt
+    except (KeyError, TypeError, ValueError, AttributeError, TypedError):
+        pass
+    raise LedgerUnavailable(f"the chain node gave something else than the receipt of {name}")
 
 
 def _is_low(refusal: str) -> bool:

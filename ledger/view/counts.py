@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
-from dlx.ledger.typed import MAX_REPLICAS, RunConfig
+from dlx.ledger.typed import MAX_REPLICAS
 
 MEMORY = 8  # non-empty seals
 YOUNG = 8  # non-empty seals until a vote takes two counts
@@ -74,13 +74,6 @@ class Stage:
             return replace(after, empties=min(_MAX_EMPTIES, self.empties + 1))
         counts = bytes((byte << 1) & 0xFF | counted >> replica & 1 for replica, byte in enumerate(self.counts))
         return replace(after, counts=counts, non_empty=self.non_empty + 1, empties=0, worked_at=time)
-
-
-def quorum(config: RunConfig, votes: int) -> int:
-    """The run's fraction of so many votes, but of no fewer than its smallest number of replicas; rounded up. A
-    majority at least."""
-    votes = max(votes, config.min_replicas)
-    return -(-votes * config.quorum_numerator // config.quorum_denominator)
 
 
 def bitmap(replicas: Iterator[int]) -> int:

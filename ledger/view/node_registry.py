@@ -6,7 +6,7 @@ from dlx.ledger.events import AddressesChanged, Event, NodeDeregistered, NodeReg
 
 
 @dataclass(frozen=True)
-class NodeRecord:
+class RegisteredNode:
     """An account's libp2p peer id (39 bytes) and addresses, as registered: the addresses are anybody's text."""
 
     peer_id: bytes
@@ -17,13 +17,13 @@ class NodeTable:
     """The registered nodes after the events applied so far."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, NodeRecord] = {}
+        self.nodes: dict[str, RegisteredNode] = {}
 
     def apply(self, event: Event) -> None:
         """Takes the next event; those of runs change nothing."""
         match event:
             case NodeRegistered():
-                self.nodes[event.account] = NodeRecord(event.peer_id)
+                self.nodes[event.account] = RegisteredNode(event.peer_id)
             case AddressesChanged() if event.account in self.nodes:
                 self.nodes[event.account] = replace(self.nodes[event.account], multiaddrs=event.multiaddrs)
             case NodeDeregistered():

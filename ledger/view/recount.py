@@ -94,10 +94,10 @@ def _digest(before: RunView, sealed: Sealed) -> _Found:
 
 
 def _outcome(before: RunView, sealed: Sealed) -> _Found:
-    outcome, most = sealed.outcome, before.config.max_inner_steps
+    outcome, max_steps = sealed.outcome, before.config.max_inner_steps
     for name, steps in (("this round", outcome.inner_steps), ("the next plan", outcome.plan.inner_steps)):
-        if not 1 <= steps <= most:
-            yield "plan", None, f"{name} has {steps} inner steps, where the run allows 1 to {most}"
+        if not 1 <= steps <= max_steps:
+            yield "plan", None, f"{name} has {steps} inner steps, where the run allows 1 to {max_steps}"
     changes = any(map(any, outcome.hashes))
     if changes and not sealed.records:
         yield "empty seal", outcome.weights, "a seal that counts nothing must change nothing"
@@ -108,8 +108,8 @@ def _outcome(before: RunView, sealed: Sealed) -> _Found:
 def _records(sealed: Sealed) -> _Found:
     for record in sealed.records:
         if not 1 <= record.inner_steps <= sealed.outcome.inner_steps:
-            most = sealed.outcome.inner_steps
-            yield "inner steps", record.statement, f"replica {record.replica}: {record.inner_steps}, not 1 to {most}"
+            planned = sealed.outcome.inner_steps
+            yield "inner steps", record.statement, f"replica {record.replica}: {record.inner_steps}, not 1 to {planned}"
 
 
 def _signatures(before: RunView, sealed: Sealed) -> _Found:

@@ -1,9 +1,11 @@
-"""The state of one run, and what it is: the run, its rounds and versions, slots and sites. `view.RunView` changes it.
+"""The state of one run, as the contract's structs have it: plain data, and what it says without any rule.
 
-Times are in seconds; `now` is the time of the block that a transaction would be in.
+Times are in seconds.
 """
 
-from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field, fields
+from enum import Enum
 from functools import reduce
 from operator import and_
 from typing import Self
@@ -12,49 +14,113 @@ from dlx.ground.errors import DlxError
 from dlx.ledger.abi import ZERO32, ascending
 from dlx.ledger.events import CheckpointPublished, Convicted, RunCreated, RunEvent
 from dlx.ledger.typed import Domain, RunConfig
-from dlx.ledger.view.counts import Stage, replicas
-from dlx.ledger.view.members import NO_REPLICA, NOBODY, UNKNOWN, Enlisted, Member, Return, Standing
-from dlx.ledger.view.seal_log import ReadSeal, SealLog
+from dlx.ledger.view.counts import Stage
+from dlx.ledger.view.seal_log import SealLog
 
-OVERDUE_TIMEOUTS = 4  # that a round is open until a majority of the earned votes is enough
+NO_REPLICA = 255
+
+
+class Asked(Enum):
+    NO = 0
+    PRESENCE = 1  # a transaction answers, and so does being counted
+    WORK = 2  # only being counted answers
+    WORK_ANSWERED = 3  # it said that it is there, which is not enough
+
+
+@dataclass(frozen=True)
+class Accusation:
+    """When a member was asked whether it is still there, and whether only work keeps its slot."""
+
+    time: int
+    forfeit: bool
+
+
+@dataclass(frozen=True)
+class Return:
+    """Who alone may take a slot, and until when."""
+
+    account: str
+    until: int
+
+
+@dataclass(frozen=True)
+class Enlisted:
+    """Whose machine an account is, which stage it asks for (ANY_STAGE: whichever), and until when the others may slot
+    it; 0: they did."""
+
+    site: str
+    stage: int
+    until: int
+
+
+@dataclass(frozen=True)
+class Member:
+    """An account that holds, or once held, a slot: as the contract's Member."""
+
+    holds: bool = False
+    replica: int = 0  # the last one, where it holds none
+    stage: int = 0  # likewise
+    asked: Asked = Asked.NO
+    asked_at: int = 0  # 0: never
+    asked_seal: int = 0  # how many non-empty seals the stage had then
+    joined_round: int = 0  # the stage's next round when it first took a slot there
+    joined_at: int = 0  # when that was; 0: never
+    took_at: int = 0  # when it last took a slot
+    since: int = 0  # how many non-empty seals its stage had when it came; while it holds no slot: those without it
+    changed_round: int = 0  # 1 + the stage's next round when its slot last changed; 0: never
+    former_replica: int = 0  # whose record of round changed_round - 1 it makes; NO_REPLICA: none
+    former_vote: bool = False  # what it had when it left in that round
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the run never forgets of an account: as the contract's Standing."""
+
+    stages: int = 0  # bitmap of those in which it ever held a slot
+    convicted: bool = False
+
+
+NOBODY, UNKNOWN = Member(), Standing()
 
 
 class ViewError(DlxError, ValueError):
     """Events that contradict the ledger's rules."""
 
 
+@dataclass(eq=False)
 class RunState:
-    """As `view.RunView` says."""
+    """As the contract's Run. Bitmaps have a bit for each replica, slots are (replica, stage)."""
 
-    def __init__(self, run: bytes, domain: Domain, keep: int | None = None, older: ReadSeal | None = None) -> None:
-        self.run, self.domain = run, domain
-        self.started_at = 0  # when round 0 opens; 0: not yet
-        self.sealed = SealLog(keep, older)
-        self.checkpoints: tuple[CheckpointPublished, ...] = ()  # an account's newest of each round, oldest first
-        self.convictions: tuple[Convicted, ...] = ()  # the newest, oldest first
-        self._created: RunCreated | None = None
-        self._round = self._opened_at = 0  # also after the last round
-        self._draw = 0
-        self._staffed = 0  # bitmap of the replicas that were ever complete
-        self._stages: list[Stage] = []
-        self._by_slot: dict[tuple[int, int], str] = {}
-        self._members: dict[str, Member] = {}
-        self._standings: dict[str, Standing] = {}
-        self._returns: dict[tuple[int, int], Return] = {}
-        self._vacated: dict[tuple[int, int], int] = {}  # (replica, stage) -> when the slot last became free
-        self._broke: dict[int, int] = {}  # replica -> the open round when it was last complete
-        self._dealt: dict[int, int] = {}  # replica -> that when it was last dealt, or complete again after a break
-        self._enlisted: dict[str, Enlisted] = {}
-        self._counted: dict[str, int] = {}
-        self._due: tuple[RunEvent, ...] = ()  # what the transaction of the last event must have emitted next
+    run: bytes
+    domain: Domain
+    sealed: SealLog
+    creation: RunCreated | None = None
+    started_at: int = 0  # when round 0 opens; 0: not yet
+    round: int = 0  # the open one, or the next; after the last one the number of rounds
+    round_opened_at: int = 0  # also after the last round
+    draw: int = 0  # what the digests of all seals so far come to: chance that no sender of a transaction chooses
+    staffed: int = 0  # bitmap of the replicas that were ever complete
+    stages: list[Stage] = field(default_factory=list)
+    by_slot: dict[tuple[int, int], str] = field(default_factory=dict)
+    accounts: dict[str, Member] = field(default_factory=dict)
+    standings: dict[str, Standing] = field(default_factory=dict)
+    returns: dict[tuple[int, int], Return] = field(default_factory=dict)  # who may take a slot alone; maybe long past
+    vacated: dict[tuple[int, int], int] = field(default_factory=dict)  # when the slot last became free
+    broke: dict[int, int] = field(default_factory=dict)  # replica -> the open round when it was last complete
+    dealt: dict[int, int] = field(default_factory=dict)  # replica -> that when it was dealt, or complete after a break
+    enlistments: dict[str, Enlisted] = field(default_factory=dict)
+    counted_in: dict[str, int] = field(default_factory=dict)  # account -> the last round that counts it
+    checkpoints: tuple[CheckpointPublished, ...] = ()  # an account's newest of each round, oldest first
+    convictions: tuple[Convicted, ...] = ()  # the newest, oldest first
+    due: tuple[RunEvent, ...] = ()  # what the transaction of the last event must have emitted next
 
     def copy(self) -> Self:
         """A snapshot that later events leave alone. Costs the members, not the history."""
-        other = self.__class__(self.run, self.domain)
-        other.__dict__.update(self.__dict__)
-        for name in ("members", "by_slot", "standings", "returns", "vacated", "broke", "dealt", "enlisted", "counted"):
-            setattr(other, f"_{name}", dict(getattr(self, f"_{name}")))
-        other._stages = list(self._stages)
+        other = copy(self)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, dict | list):
+                setattr(other, each.name, value.copy())
         other.sealed = self.sealed.copy()
         return other
 
@@ -63,47 +129,47 @@ class RunState:
     @property
     def created(self) -> bool:
         """Whether the ledger knows the run: until then `config`, `genesis` and what rests on them raise ViewError."""
-        return self._created is not None
+        return self.creation is not None
 
     @property
     def is_whole(self) -> bool:
         """Whether the last transaction can have emitted no further event."""
-        return not self._due
+        return not self.due
 
     @property
     def creator(self) -> str:
-        return self._creation.creator
+        return self._known.creator
 
     @property
     def config(self) -> RunConfig:
-        return self._creation.config
+        return self._known.config
 
     @property
     def name(self) -> str:
         """What people call the run; its manifest has to say the same."""
-        return self._creation.name
+        return self._known.name
 
     @property
     def genesis(self) -> tuple[bytes, ...]:
         """The hash of V[s,0] for each stage."""
-        return self._creation.genesis
+        return self._known.genesis
 
     # ---- rounds and versions -----------------------------------------------------------------------------------------
 
     @property
     def open_round(self) -> int | None:
         """None before round 0 is to open and after the last one is sealed."""
-        return self._round if self._is_open else None
+        return self.round if self.is_open else None
 
     @property
     def opened_at(self) -> int | None:
         """When the open round opened; round 0 may be still to open."""
-        return self._opened_at if self._is_open else None
+        return self.round_opened_at if self.is_open else None
 
     @property
     def finished(self) -> bool:
         """Whether every stage has sealed the run's last round."""
-        return self.created and self._round == self.config.rounds
+        return self.created and self.round == self.config.rounds
 
     def next_round(self, stage: int) -> int:
         """The lowest round that the stage has not sealed."""
@@ -111,7 +177,7 @@ class RunState:
 
     def head(self, stage: int) -> bytes:
         """What the stage's next seal names as the previous one."""
-        return self._stage(stage).head
+        return self.stage(stage).head
 
     def weights(self, stage: int, version: int) -> bytes:
         """The hash of V[stage, version]. Raises KeyError for a version not sealed yet."""
@@ -121,147 +187,66 @@ class RunState:
         """The hash of the outer momentum that goes with V[stage, version]; zero where there is none."""
         return self.sealed.hashes_after(stage, version - 1)[1] if version else ZERO32
 
-    # ---- slots -------------------------------------------------------------------------------------------------------
+    # ---- accounts ----------------------------------------------------------------------------------------------------
 
     def slot_of(self, account: str) -> tuple[int, int] | None:
         """(replica, stage) held by the account."""
-        member = self._member(account)
+        member = self.member(account)
         return (member.replica, member.stage) if member.holds else None
 
     def joined_at(self, account: str) -> int:
         """When the account last took a slot, in Unix seconds of the block. Raises KeyError for one that never did."""
-        return self._members[account].took_at
+        return self.accounts[account].took_at
 
     def member_at(self, replica: int, stage: int) -> str | None:
-        return self._by_slot.get((replica, stage))
+        return self.by_slot.get((replica, stage))
 
     def members_in(self, stage: int) -> tuple[str, ...]:
         """Who holds a slot of the stage, ascending."""
-        return ascending([account for (_, at), account in self._by_slot.items() if at == stage])
+        return ascending([account for (_, at), account in self.by_slot.items() if at == stage])
 
     def members(self) -> dict[str, tuple[int, int]]:
         """Every member's (replica, stage)."""
-        return {account: slot for slot, account in sorted(self._by_slot.items())}
-
-    def complete_replicas(self) -> tuple[int, ...]:
-        """The replicas with a member for every stage, ascending."""
-        return replicas(self._complete)
-
-    @property
-    def returns(self) -> dict[tuple[int, int], Return]:
-        """(replica, stage) -> who may take that slot alone, and until when: possibly long past."""
-        return dict(self._returns)
-
-    def free_slot(self, stage: int, account: str, now: int) -> int | None:
-        """The lowest replica whose slot of the stage the account could take."""
-        return next(
-            (replica for replica in range(self.config.max_replicas) if self.is_free(replica, stage, account, now)), None
-        )
-
-    def is_free(self, replica: int, stage: int, account: str, now: int) -> bool:
-        """Whether nobody holds the slot, and it waits for nobody else than the account."""
-        kept = self._returns.get((replica, stage))
-        reserved = kept is not None and kept.until >= now and kept.account != account
-        vacated = kept is None and self._vacated.get((replica, stage), -1) >= now  # nobody hands a slot on
-        return (replica, stage) not in self._by_slot and not reserved and not vacated
-
-    def may_move(self, account: str, now: int) -> bool:
-        """Whether the account could move to a lower replica, from one that is not complete."""
-        slot = self.slot_of(account)
-        if slot is None or self._complete >> slot[0] & 1:
-            return False
-        free = self.free_slot(slot[1], account, now)
-        return free is not None and free < slot[0]
+        return {account: slot for slot, account in sorted(self.by_slot.items())}
 
     def is_convicted(self, account: str) -> bool:
         """Whether the account lost every right to a slot of the run."""
-        return self._standings.get(account, UNKNOWN).convicted
+        return self.standings.get(account, UNKNOWN).convicted
 
-    # ---- sites -------------------------------------------------------------------------------------------------------
+    def last_round_counted(self, account: str) -> int | None:
+        """The last sealed round that counts a contribution of the account."""
+        return self.counted_in.get(account)
 
-    def enlisted(self, site: str, now: int) -> dict[str, int]:
-        """The accounts that the site's machines may slot, with the stage that each asks for, in the order in which they
-        enlisted first."""
-        listed = self._enlisted.items()
-        return {
-            account: one.stage
-            for account, one in listed
-            if one.site == site and one.until >= now and not self._member(account).holds
-        }
-
-    def enlisted_until(self, account: str) -> int:
-        """Until when the others of its site may slot the account; 0: not."""
-        return self._enlisted[account].until if account in self._enlisted else 0
-
-    def may_slot(self, site: str, replica: int, accounts: Sequence[str], now: int) -> bool:
-        """Whether any machine of the site may slot these accounts, one for each stage, in the replica: each holds its
-        slot there already, or is enlisted and may take it. Whether they are registered is not looked at."""
-        if len(accounts) != self.config.stages or replica >= self.config.max_replicas:
-            return False
-        if len({*accounts}) < len(accounts) or any(self.site_of(account) != site for account in accounts):
-            return False
-        return all(
-            self.member_at(replica, stage) == account or self.may_take(account, replica, stage, now)
-            for stage, account in enumerate(accounts)
-        )
-
-    def may_take(self, account: str, replica: int, stage: int, now: int) -> bool:
-        """Whether its site may slot the account there. Whether it is registered is not looked at."""
-        member = self._member(account)
-        able = not member.holds and not self.finished and not self.is_convicted(account)
-        stays = stage == member.stage or not self._changed_now(member)
-        return able and stays and self.enlisted_until(account) >= now and self.is_free(replica, stage, account, now)
-
-    def site_of(self, account: str) -> str | None:
-        """The site that last named the account its own."""
-        return self._enlisted[account].site if account in self._enlisted else None
-
-    def site_at(self, replica: int) -> str | None:
-        """The site whose machines hold all slots of the replica; None where there is none."""
-        members = [self.member_at(replica, stage) for stage in range(self.config.stages)]
-        sites = {self.site_of(account) if account else None for account in members}
-        return sites.pop() if len(sites) == 1 else None
-
-    # ---- helpers -----------------------------------------------------------------------------------------------------
+    # ---- what rules rest on ------------------------------------------------------------------------------------------
 
     @property
-    def _creation(self) -> RunCreated:
-        if self._created is None:
+    def _known(self) -> RunCreated:
+        if self.creation is None:
             raise ViewError(f"the ledger knows no run {self.run.hex()}")
-        return self._created
+        return self.creation
 
     @property
-    def _is_open(self) -> bool:
-        return self._opened_at != 0 and self._round != self.config.rounds
+    def is_open(self) -> bool:
+        return self.round_opened_at != 0 and self.round != self.config.rounds
 
     @property
-    def _overdue_at(self) -> int:
-        return self._opened_at + OVERDUE_TIMEOUTS * self.config.round_timeout
+    def complete(self) -> int:
+        return reduce(and_, (stage.seated for stage in self.stages), -1)
 
-    @property
-    def _complete(self) -> int:
-        return reduce(and_, (stage.seated for stage in self._stages), -1)
-
-    def _stage(self, stage: int) -> Stage:
+    def stage(self, stage: int) -> Stage:
         """Raises ViewError for a run that the ledger does not know."""
-        if stage >= len(self._creation.genesis):
+        if stage >= len(self._known.genesis):
             raise ViewError(f"the run has no stage {stage}")
-        return self._stages[stage]
+        return self.stages[stage]
 
-    def _former(self, member: Member) -> int | None:
+    def former_replica(self, member: Member) -> int | None:
         """Whose record the member makes in its stage's next seal, though its slot has changed since the last one."""
-        changed = self._changed_now(member) and member.former_replica != NO_REPLICA
+        changed = self.changed_now(member) and member.former_replica != NO_REPLICA
         return member.former_replica if changed else None
 
-    def _changed_now(self, member: Member) -> bool:
+    def changed_now(self, member: Member) -> bool:
         """Whether the member's slot has changed since its stage's last seal."""
         return member.changed_round == self.next_round(member.stage) + 1
 
-    def _member(self, account: str) -> Member:
-        return self._members.get(account, NOBODY)
-
-    def _slot(self, account: str) -> tuple[int, int]:
-        slot = self.slot_of(account)
-        if slot is None:
-            raise KeyError(account)
-        return slot
+    def member(self, account: str) -> Member:
+        return self.accounts.get(account, NOBODY)

@@ -138,8 +138,8 @@ class _Seals:
 def outlined(sealed: Sealed) -> bytes:
     """The inner steps that a seal plans (4 bytes, big-endian), then of each replica that it counts, ascending, its
     number and inner steps (5 bytes)."""
-    each = sorted((record.replica, record.inner_steps) for record in sealed.records)
-    return _PLANNED.pack(sealed.outcome.plan.inner_steps) + b"".join(_TAKEN.pack(*one) for one in each)
+    records = sorted((record.replica, record.inner_steps) for record in sealed.records)
+    return _PLANNED.pack(sealed.outcome.plan.inner_steps) + b"".join(_TAKEN.pack(*record) for record in records)
 
 
 def taken(outline: bytes) -> dict[int, int]:

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.proof.history import History, Pin, Proven
-from dlx.ledger.rpc.failover import LAG
-from dlx.ledger.rpc.provider import Header, Rpc
+from dlx.ledger.rpc.headers import Header
+from dlx.ledger.rpc.provider import LAG
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.node.audit.report import Report
 
 LEVEL = 1
@@ -52,7 +53,7 @@ def check_chain_nodes(report: Report, client: LedgerClient, history: History, co
         _compare(report, each, LAG if confirmations is None else confirmations)
 
 
-def _compare(report: Report, each: tuple[Rpc, ...], confirmations: int) -> None:
+def _compare(report: Report, each: tuple[RpcClient, ...], confirmations: int) -> None:
     """At the newest block that all have and no reorg should take back."""
     heads = {rpc: _header(report, rpc, "latest") for rpc in each}
     reached = {rpc: head.number for rpc, head in heads.items() if head is not None}
@@ -70,7 +71,7 @@ def _compare(report: Report, each: tuple[Rpc, ...], confirmations: int) -> None:
             report.add(LEVEL, "chain nodes", "FAIL", detail)
 
 
-def _header(report: Report, rpc: Rpc, block: int | str) -> Header | None:
+def _header(report: Report, rpc: RpcClient, block: int | str) -> Header | None:
     """None, and a warning, where the chain node gives none."""
     try:
         header = rpc.with_patience(_PATIENCE).header(block)

@@ -16,7 +16,7 @@ from dlx.ledger.events import Convicted, Event, RunCreated, Sealed, decode_log
 from dlx.ledger.index.event_index import EventIndex, Place
 from dlx.ledger.keys import SignatureError
 from dlx.ledger.proof.history import History, Pin, pinned, proven, proves_code, told
-from dlx.ledger.rpc.headers import Header
+from dlx.ledger.rpc.headers import ProvenHeader
 from dlx.ledger.typed import Domain, run_id
 from dlx.ledger.view.recount import Problem, verify_conviction, verify_seal
 from dlx.ledger.view.run_state import ViewError
@@ -82,7 +82,7 @@ def _audit_ledger(
     return view, history
 
 
-def _bytecode(report: Report, client: LedgerClient, top: Header | None) -> str | None:
+def _bytecode(report: Report, client: LedgerClient, top: ProvenHeader | None) -> str | None:
     """The registry's address, if both contracts are ours; proven by the state of the block `top`, if there is one."""
     ledger = Interface("TrainingLedger")
     code = client.code(client.ledger)
@@ -107,7 +107,7 @@ def _bytecode(report: Report, client: LedgerClient, top: Header | None) -> str |
 
 
 def _code_is_proven(
-    report: Report, client: LedgerClient, top: Header | None, name: str, address: str, code: bytes
+    report: Report, client: LedgerClient, top: ProvenHeader | None, name: str, address: str, code: bytes
 ) -> None:
     if top is None or proves_code(client.rpc, top, address, code):
         report.add(LEVEL, "bytecode", "PASS", f"{name} at {address}")

@@ -116,9 +116,9 @@ def index_folder(datadir: DataDir | None) -> Path | None:
 def ask_first_funds(settings: Settings, account: str) -> None:
     """Has the faucet of an embedded chain pay an account that has nothing; other chains are not asked."""
     from dlx.ledger.deployment import fund
-    from dlx.ledger.rpc.provider import Rpc
+    from dlx.ledger.rpc.rpc_client import RpcClient
 
-    rpc = Rpc(settings.rpc_url, chain_id=settings.chain_id)
+    rpc = RpcClient(settings.rpc_url, chain_id=settings.chain_id)
     is_embedded = str(rpc.call("web3_clientVersion")).startswith("dlx-chain/")
     if is_embedded and rpc.number("eth_getBalance", account, "latest") == 0:
         fund(settings.rpc_url, account, chain_id=settings.chain_id)
@@ -180,10 +180,10 @@ def _show_progress(block: int, last: int) -> None:
 def _check_chain(rpc_url: Sequence[str], expected: int) -> None:
     """Raise UsageFailure unless an endpoint answers, soon, with this chain id, or where all have others."""
     from dlx.ledger.errors import LedgerUnavailable, WrongLedger
-    from dlx.ledger.rpc.provider import Rpc
+    from dlx.ledger.rpc.rpc_client import RpcClient
 
     try:
-        Rpc(rpc_url, patience=_ANSWER_SECONDS, chain_id=expected).chain_id()
+        RpcClient(rpc_url, patience=_ANSWER_SECONDS, chain_id=expected).chain_id()
     except LedgerUnavailable as error:
         raise NotReady(f"{error}; start `dlx-node chain` there, or check --rpc-url") from None
     except WrongLedger as error:
@@ -209,9 +209,9 @@ def check_chain_id(datadir: DataDir, chain_id: int) -> None:
 def _serves(rpc_url: str, settings: Settings) -> bool:
     """Whether our ledger is there: another chain may by now listen on the port that this one had."""
     from dlx.ledger.errors import LedgerError
-    from dlx.ledger.rpc.provider import Rpc
+    from dlx.ledger.rpc.rpc_client import RpcClient
 
-    rpc = Rpc(rpc_url, timeout=_PROBE_SECONDS, patience=0)
+    rpc = RpcClient(rpc_url, timeout=_PROBE_SECONDS, patience=0)
     try:
         here = rpc.chain_id() == settings.chain_id
         return here and rpc.data("eth_getCode", settings.ledger, "latest") != b""

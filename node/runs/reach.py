@@ -12,7 +12,7 @@ from dlx.ground.errors import cause
 from dlx.ledger.abi import account_bytes
 from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.typed import Domain
-from dlx.ledger.view.node_registry import NodeRecord
+from dlx.ledger.view.node_registry import RegisteredNode
 from dlx.node import version
 from dlx.node.home.diagnostics import FAIL, PASS, WARN, Diagnosis
 from dlx.p2p import wire
@@ -30,7 +30,7 @@ def reachable(
     domain: Domain,
     run: bytes,
     own_peer: str,
-    nodes: Mapping[str, NodeRecord],
+    nodes: Mapping[str, RegisteredNode],
     addresses: Sequence[str],
     listen: Sequence[str],
     bootstrap: Sequence[str] = (),
@@ -56,7 +56,7 @@ async def _ask(
     domain: Domain,
     run: bytes,
     own_peer: str,
-    nodes: Mapping[str, NodeRecord],
+    nodes: Mapping[str, RegisteredNode],
     addresses: Sequence[str],
     listen: Sequence[str],
     bootstrap: Sequence[str],

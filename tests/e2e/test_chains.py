@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.node.daemon.api.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet, DevnetShape
 from dlx.node.home.datadir import DataDir
@@ -160,7 +160,7 @@ def until_a_round_more(watched: Watched, fault: str) -> None:
 
 def reorganise(watched: Watched, depth: int) -> None:
     """The chain takes so many blocks back, the oldest of which sealed a round, and goes on with more empty ones."""
-    rpc = Rpc(watched.rpc_url)
+    rpc = RpcClient(watched.rpc_url)
 
     def height() -> int:
         return rpc.number("eth_blockNumber")
@@ -190,7 +190,7 @@ def reorganise(watched: Watched, depth: int) -> None:
 def check_paid(watched: Watched) -> None:
     """No node paid for a call twice, nor, but for a seal that another sent at the same time, for what was done already;
     each knows of all that it has paid."""
-    rpc = Rpc(watched.rpc_url)
+    rpc = RpcClient(watched.rpc_url)
     nodes = {identity.account_address(watched.devnet.folder(name)): name for name in watched.devnet.names}
     sent: dict[str, list[dict[str, Any]]] = {account.lower(): [] for account in nodes}
     for number in range(rpc.number("eth_blockNumber") + 1):

@@ -19,7 +19,7 @@ from dlx.ledger.deployment import fund
 from dlx.ledger.errors import Reverted
 from dlx.ledger.events import Evicted
 from dlx.ledger.keys import sign
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.sender import Sender
 from dlx.ledger.typed import SIGNED_SIZE, Seal, SignedContribution, entries
 from dlx.p2p import wire
@@ -221,7 +221,7 @@ def test_an_altered_seal_from_an_outsider(watched: Watched, tmp_path: Path) -> N
     """Anybody may send a seal. One with another byte in a record or in its outcome reverts, and so does one that lacks
     a vote, where the honest one succeeds: in the block before it was sealed."""
     settings, key = watched.devnet.settings, PrivateKey().secret
-    rpc = Rpc(settings.rpc_url)
+    rpc = RpcClient(settings.rpc_url)
     ledger = Interface("TrainingLedger", rpc)
     outsider = Sender(rpc, settings.chain_id, key, None)
     fund(settings.rpc_url, outsider.account)

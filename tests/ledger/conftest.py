@@ -22,7 +22,7 @@ from hexbytes import HexBytes
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.deployment import deploy, fund
 from dlx.ledger.keys import account_of
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.sender import Sender
 from tests.ledger.sender_support import reopen
 from tests.ports import lasting_port
@@ -271,7 +271,7 @@ class World:
         self.process = subprocess.Popen(
             command, cwd=cwd, env=environment, start_new_session=True, stdout=subprocess.DEVNULL
         )
-        Rpc(self.url, patience=30).call("eth_chainId")
+        RpcClient(self.url, patience=30).call("eth_chainId")
 
     def stop(self, kill: bool = False) -> None:
         os.killpg(self.process.pid, signal.SIGKILL if kill else signal.SIGTERM)
@@ -283,7 +283,7 @@ class World:
 
     def endow(self, account: str) -> None:
         if self.kind in ("anvil", "hardhat"):
-            Rpc(self.url).call(f"{self.kind}_setBalance", account, hex(10**20))
+            RpcClient(self.url).call(f"{self.kind}_setBalance", account, hex(10**20))
         else:
             fund(self.url, account)
 

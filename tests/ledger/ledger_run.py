@@ -20,8 +20,8 @@ from dlx.ledger.typed import (
     Verdict,
     entries,
 )
-from dlx.ledger.view.members import Standing
 from dlx.ledger.view.recount import verify_conviction, verify_seal
+from dlx.ledger.view.run_state import Standing
 from dlx.ledger.view.run_view import RunView
 
 NAME = "a-run"
@@ -159,7 +159,7 @@ def check(view: RunView, read: Any, accounts: Sequence[str]) -> None:
     for stage in range(view.config.stages):
         assert read("nextRound", stage) == (view.next_round(stage),)
         assert read("head", stage) == (view.head(stage),)
-        at = view._stages[stage]
+        at = view.stages[stage]
         assert read("stageOf", stage) == (at.seated, at.counted(1), at.counted(2), at.non_empty, at.empties)
         voters, needed = read("quorumOf", stage)
         held_by = [view.member_at(replica, stage) for replica in range(voters.bit_length()) if voters >> replica & 1]
@@ -167,7 +167,7 @@ def check(view: RunView, read: Any, accounts: Sequence[str]) -> None:
         for replica in range(view.config.max_replicas):
             assert read("holderOf", replica, stage) == (view.member_at(replica, stage) or "0x" + "0" * 40,)
     for account in accounts:
-        member = view._member(account)
+        member = view.member(account)
         expected = (
             member.holds,
             member.asked.value,
@@ -183,10 +183,10 @@ def check(view: RunView, read: Any, accounts: Sequence[str]) -> None:
             member.asked_seal,
         )
         assert read("memberOf", account) == (expected,)
-        listed = view._enlisted.get(account)
+        listed = view.enlistments.get(account)
         ((site, until),) = read("enlistedOf", account)
         assert (int(site, 16), until) == ((0, 0) if listed is None else (int(listed.site, 16), listed.until))
-        standing = view._standings.get(account, Standing())
+        standing = view.standings.get(account, Standing())
         assert read("standingOf", account) == ((standing.stages, standing.convicted),)
     is_open, round, opened_at = read("openRound")
     assert (view.open_round, view.opened_at) == ((round, opened_at) if is_open else (None, None))

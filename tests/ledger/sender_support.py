@@ -4,7 +4,7 @@ import json
 import threading
 
 from dlx.ledger.keys import account_of
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.sender import Sender
 
 KEY = b"\x11" * 32
@@ -14,7 +14,7 @@ REFUSED = {"error": {"code": 3, "message": "execution reverted", "data": "0x1234
 
 
 def reopen(fake_chain, tmp_path) -> Sender:
-    return Sender(Rpc(fake_chain.url, patience=3.0), 31337, KEY, tmp_path)
+    return Sender(RpcClient(fake_chain.url, patience=3.0), 31337, KEY, tmp_path)
 
 
 def entries(tmp_path):

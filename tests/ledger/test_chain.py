@@ -23,7 +23,7 @@ from web3.contract import Contract
 from web3.exceptions import ContractCustomError, ContractLogicError
 
 from dlx.ledger.chain import ChainError, filters, serve
-from dlx.ledger.chain.blockchain import Node
+from dlx.ledger.chain.blockchain import Blockchain
 from dlx.ledger.rpc.headers import proven_bloom
 from tests.patience import PATIENCE
 
@@ -309,7 +309,7 @@ def test_an_answer_is_compressed_for_who_takes_that(tmp_path: Path) -> None:
 
 
 def test_blocks_of_a_second_have_a_second_each(tmp_path: Path) -> None:
-    node = Node(tmp_path, 31337, block_time=1.0, empty_block_time=3.0, heartbeat=30.0, time_lapse=False)
+    node = Blockchain(tmp_path, 31337, block_time=1.0, empty_block_time=3.0, heartbeat=30.0, time_lapse=False)
     try:
         with patch("time.time", return_value=node.head.timestamp - 10.0):  # a clock that was set back
             assert node.next_timestamp() == node.head.timestamp + 1

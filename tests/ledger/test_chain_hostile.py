@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from requests.adapters import HTTPAdapter
 
 from dlx.ledger.chain import calls, evm, pool, server
-from dlx.ledger.chain.blockchain import Node
+from dlx.ledger.chain.blockchain import Blockchain
 from dlx.ledger.chain.store import Store
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from tests.patience import PATIENCE
 
 GENERATORS = "".join(
@@ -107,7 +107,7 @@ def test_transactions_behind_gaps_are_bounded(
 def test_a_transaction_that_became_invalid_is_dropped_and_the_others_are_mined(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node = Node(tmp_path, 31337, block_time=1.0, empty_block_time=3.0, heartbeat=30.0, time_lapse=False)
+    node = Blockchain(tmp_path, 31337, block_time=1.0, empty_block_time=3.0, heartbeat=30.0, time_lapse=False)
     rich, poor = node._key, b"\x01" * 32
     sent = [
         evm.transfer(key, 31337, n, bytes(20), 1, 100, 1) for key, n in ((rich, 0), (poor, 0), (poor, 1), (rich, 1))
@@ -186,7 +186,7 @@ def test_more_clients_than_there_are_places_follow_the_chain(chain: Chain, monke
     target, together = int(chain.result("eth_blockNumber"), 16) + 3, threading.Barrier(25, timeout=20)
 
     def follow() -> bool:
-        rpc = Rpc(chain.url)
+        rpc = RpcClient(chain.url)
         known = rpc.head()
         together.wait()
         while known.number < target:

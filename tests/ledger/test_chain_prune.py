@@ -16,16 +16,16 @@ from trie.exceptions import MissingTrieNode
 from web3 import Web3
 
 from dlx.ledger.chain import evm, methods, prune, store
-from dlx.ledger.chain.blockchain import Node
+from dlx.ledger.chain.blockchain import Blockchain
 from dlx.ledger.chain.state_tries import reachable
 
 CONTRACT = Web3().eth.contract(abi=PROBE["abi"])
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Blockchain]:
     monkeypatch.setattr(prune, "KEPT_STATES", 3)
-    opened = Node(tmp_path, 31337, block_time=60.0, empty_block_time=60.0, heartbeat=60.0, time_lapse=True)
+    opened = Blockchain(tmp_path, 31337, block_time=60.0, empty_block_time=60.0, heartbeat=60.0, time_lapse=True)
     yield opened
     opened.close()
 
@@ -33,7 +33,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 class Sender:
     """Mines one transaction a block, without the pool."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Blockchain) -> None:
         self._node, self._nonce = node, 0
 
     def mine(self, to: bytes, data: bytes, value: int = 0) -> store.Mined:
@@ -60,11 +60,11 @@ def slot(key: int) -> int:
     return int.from_bytes(Web3.keccak(key.to_bytes(32, "big") + bytes(32)), "big")
 
 
-def names(node: Node) -> set[bytes]:
+def names(node: Blockchain) -> set[bytes]:
     return {name for page in node.store.node_names() for name in page}
 
 
-def test_kept_states_are_whole_and_nothing_else_is_kept(node: Node) -> None:
+def test_kept_states_are_whole_and_nothing_else_is_kept(node: Blockchain) -> None:
     chance, sender = random.Random(5), Sender(node)
     contracts = [sender.deploy() for _ in range(2)]
     values: dict[tuple[bytes, int], int] = {}
@@ -91,7 +91,9 @@ def test_kept_states_are_whole_and_nothing_else_is_kept(node: Node) -> None:
     assert names(node) == needed - {BLANK_ROOT_HASH, EMPTY_SHA3}
 
 
-def test_what_a_block_brings_back_while_nodes_are_removed_stays(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_block_brings_back_while_nodes_are_removed_stays(
+    node: Blockchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sender = Sender(node)
     contract = sender.deploy()
     sender.set(contract, 1, 1)

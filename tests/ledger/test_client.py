@@ -20,7 +20,7 @@ from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted, WrongLed
 from dlx.ledger.events import RunCreated
 from dlx.ledger.index.log_reader import fetch_logs
 from dlx.ledger.keys import account_of, peer_id, public_point, sign
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.typed import Outcome, registration_digest
 from tests.patience import PATIENCE
 
@@ -289,7 +289,7 @@ def test_a_header_that_proves_that_its_block_has_no_logs_of_ours_is_enough(world
     contracts = world.ledger, world.registry
 
     def logs(proxy: FaultProxy, number: int) -> list[bytes]:
-        rpc = Rpc(proxy.url)
+        rpc = RpcClient(proxy.url)
         end = rpc.header(number)
         return [log.tx for _, page in fetch_logs(rpc, contracts, number, end, end.parent) for log, _ in page]
 

@@ -8,13 +8,14 @@ from dlx.ledger.events import Joined, NodeDeregistered
 from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.index.feed import EventFeed
 from dlx.ledger.index.log_reader import Unsettled
-from dlx.ledger.rpc.endpoint import AtOnce
-from dlx.ledger.rpc.provider import Header, Rpc
+from dlx.ledger.rpc.endpoint import AdaptiveSize
+from dlx.ledger.rpc.headers import Header
+from dlx.ledger.rpc.rpc_client import RpcClient
 
 
 @pytest.fixture
 def rpc(fake_chain):
-    return Rpc(fake_chain.url, patience=3)
+    return RpcClient(fake_chain.url, patience=3)
 
 
 def follow(run=RUN, confirmations=0, since=0):
@@ -318,7 +319,7 @@ class CappedNode:
     def __init__(self, head, cap):
         self.end, self.cap = head, cap
         self.requests = 0
-        self.log_range = AtOnce(5_000, 100_000)
+        self.log_range = AdaptiveSize(5_000, 100_000)
 
     def head(self):
         return self.header(self.end)

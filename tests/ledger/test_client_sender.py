@@ -11,10 +11,10 @@ import pytest
 from dlx.ledger.bindings import Interface
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.budget import Budget, BudgetSpent
 from dlx.ledger.transactions.fees import GWEI, FeeTooHigh, Limits
-from dlx.ledger.transactions.sender import CONFIRMED, Pointless, Sender, Unconfirmed
+from dlx.ledger.transactions.sender import CONFIRMED, Sender, Unconfirmed, WouldRevert
 from dlx.ledger.typed import Domain
 from tests.ledger.sender_support import ACCOUNT, KEY, REFUSED, TO, Miner, entries, files, once, refusing, reopen
 
@@ -298,7 +298,7 @@ def test_two_senders_on_one_outbox_take_turns(fake_chain, sender, tmp_path):
 
 
 def test_the_node_may_start_before_its_chain(tmp_path):
-    silent = Sender(Rpc("http://127.0.0.1:9", patience=0.2), 31337, KEY, tmp_path)
+    silent = Sender(RpcClient("http://127.0.0.1:9", patience=0.2), 31337, KEY, tmp_path)
     started = time.monotonic()
     with pytest.raises(LedgerUnavailable, match=r"127\.0\.0\.1:9: ConnectionError"):
         silent.send(TO, b"a", 100_000)
@@ -321,15 +321,15 @@ def test_what_is_on_no_disk_is_never_sent(fake_chain, sender, tmp_path, monkeypa
 
 def test_urls_with_access_keys_stay_out_of_messages():
     with pytest.raises(LedgerUnavailable) as caught:
-        Rpc("http://127.0.0.1:9/v2/secret-access-key", patience=0.2).call("eth_chainId")
+        RpcClient("http://127.0.0.1:9/v2/secret-access-key", patience=0.2).call("eth_chainId")
     assert "secret" not in str(caught.value)
 
 
 def test_an_endless_answer_is_cut_off(fake_chain, monkeypatch):
-    monkeypatch.setattr("dlx.ledger.rpc.endpoint._MAX_ANSWER", 1 << 16)
+    monkeypatch.setattr("dlx.ledger.rpc.http_transport.MAX_ANSWER", 1 << 16)
     fake_chain.faults.append(once("eth_chainId", b" " * (1 << 18)))
     with pytest.raises(LedgerError, match="too many results"):
-        Rpc(fake_chain.url).call("eth_chainId")
+        RpcClient(fake_chain.url).call("eth_chainId")
 
 
 # What an entry is for, and until when.
@@ -387,7 +387,7 @@ def test_whoever_waits_for_what_became_pointless_is_told(fake_chain, sender, mon
     pending = sender.send(TO, b"seal", 100_000)
     fake_chain.pool.clear()
     refusing(fake_chain, b"seal")
-    with pytest.raises(Pointless) as caught:
+    with pytest.raises(WouldRevert) as caught:
         sender.wait(pending, 30)
     assert caught.value.error.revert == bytes.fromhex("12345678")
 
@@ -568,7 +568,7 @@ def test_a_price_of_nothing_is_raised(fake_chain, sender, tmp_path):
 
 def test_a_stuck_transaction_offers_more_of_both_up_to_the_limits(fake_chain, tmp_path, quick):
     limits = Limits(max_fee=100, max_tip=10)
-    sender = Sender(Rpc(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, limits)
+    sender = Sender(RpcClient(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, limits)
     fake_chain.eth_maxPriorityFeePerGas = lambda: "0x4"
     fake_chain.eth_sendRawTransaction = lambda raw: "0x00"  # the miners want more
     pending = sender.send(TO, b"a", 100_000)
@@ -591,7 +591,7 @@ def test_the_budget_counts_what_was_paid_and_what_is_on_its_way_and_survives_res
     limits = Limits(budget=2 * cap)
 
     def reopened():
-        return Sender(Rpc(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, limits)
+        return Sender(RpcClient(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, limits)
 
     sender = reopened()
     sender.wait(mined(fake_chain, sender.send(TO, b"a", 100_000)), 30)
@@ -606,7 +606,7 @@ def test_the_budget_counts_what_was_paid_and_what_is_on_its_way_and_survives_res
 
 
 def test_a_tenth_of_the_budget_is_for_what_keeps_the_slot(fake_chain, tmp_path, quick):
-    sender = Sender(Rpc(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, Limits(budget=100_000 * 15 + 10))
+    sender = Sender(RpcClient(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, Limits(budget=100_000 * 15 + 10))
     with pytest.raises(BudgetSpent, match="a tenth kept back"):
         sender.send(TO, b"accuse", 100_000)
     assert sender.send(TO, b"answer", 100_000, keeps_slot=True).nonce == 0

@@ -12,7 +12,7 @@ from hexbytes import HexBytes
 
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.fees import GWEI, Limits
 from dlx.ledger.transactions.sender import CONFIRMED, Sender, Unconfirmed
 from dlx.ledger.typed import Domain
@@ -113,7 +113,7 @@ def test_a_node_without_receipts_for_a_while_is_waited_for(fake_chain, sender, m
 
 @pytest.mark.parametrize("limits", [Limits(), Limits(budget=100_000 * 15 * 10 // 9 + 10)], ids=["fee", "budget"])
 def test_what_is_sent_and_cannot_be_outbid_still_waits(fake_chain, tmp_path, quick, limits):
-    sender = Sender(Rpc(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, limits)
+    sender = Sender(RpcClient(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, limits)
     pending = sender.send(TO, b"a", 100_000)
     fake_chain.base_fee = 10_000 * GWEI
     with pytest.raises(Unconfirmed):
@@ -183,7 +183,7 @@ def test_a_slow_chain_node_is_asked_for_many_receipts_for_a_bounded_time(fake_ch
     asked = []
     fake_chain.eth_getTransactionReceipt = lambda name: asked.append(name) or time.sleep(0.0 if batches else 0.1)
     if not batches:
-        sender._rpc._endpoints.next().batches["eth_getTransactionReceipt"].refused(2)
+        sender._rpc._provider.next().batches["eth_getTransactionReceipt"].refused(2)
     versions = tuple(f"0x{n:064x}" for n in range(40))
     began = time.monotonic()
     assert sender._receipt(replace(pending, hashes=versions)) is None
@@ -313,7 +313,7 @@ def test_a_receipt_of_something_else_is_none(fake_chain, quick, miner, change):
 
 
 def test_a_cost_below_nothing_gives_no_budget(fake_chain, tmp_path, quick):
-    sender = Sender(Rpc(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, Limits(budget=100_000 * 15 * 2))
+    sender = Sender(RpcClient(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, Limits(budget=100_000 * 15 * 2))
     pending = sender.send(TO, b"a", 100_000)
     fake_chain.mine()
     fake_chain.receipts[pending.hashes[0]]["effectiveGasPrice"] = "-0xffffffffffffff"
@@ -372,7 +372,7 @@ def test_a_first_node_that_keeps_it_to_itself_is_passed_by(fake_chain, second_ch
     for name in ("eth_getBlockByNumber", "eth_getTransactionCount", "eth_getTransactionReceipt"):
         setattr(second_chain, name, getattr(fake_chain, name))
     second_chain.eth_sendRawTransaction = lambda raw: "0x00"
-    sender = Sender(Rpc([second_chain.url, fake_chain.url], chain_id=31337, patience=3.0), 31337, KEY, tmp_path)
+    sender = Sender(RpcClient([second_chain.url, fake_chain.url], chain_id=31337, patience=3.0), 31337, KEY, tmp_path)
     pending, stop = sender.send(TO, b"a", 100_000), threading.Event()
 
     def blocks():
@@ -389,7 +389,7 @@ def test_a_first_node_that_keeps_it_to_itself_is_passed_by(fake_chain, second_ch
 
 
 def test_a_receipt_that_the_first_node_never_has_comes_from_another(fake_chain, second_chain, tmp_path, quick):
-    sender = Sender(Rpc([second_chain.url, fake_chain.url], chain_id=31337, patience=3.0), 31337, KEY, tmp_path)
+    sender = Sender(RpcClient([second_chain.url, fake_chain.url], chain_id=31337, patience=3.0), 31337, KEY, tmp_path)
     for name in ("eth_getBlockByNumber", "eth_getTransactionCount", "eth_sendRawTransaction"):
         setattr(second_chain, name, getattr(fake_chain, name))
     pending = sender.send(TO, b"a", 100_000)
@@ -398,13 +398,13 @@ def test_a_receipt_that_the_first_node_never_has_comes_from_another(fake_chain, 
 
 
 def test_a_node_with_a_made_up_head_does_not_make_the_first_seem_stuck(fake_chain, second_chain, monkeypatch):
-    monkeypatch.setattr("dlx.ledger.rpc.failover._STALE", 0.05)
+    monkeypatch.setattr("dlx.ledger.rpc.provider._STALE", 0.05)
     second_chain.length = 10**9
-    rpc = Rpc([fake_chain.url, second_chain.url], chain_id=31337)
+    rpc = RpcClient([fake_chain.url, second_chain.url], chain_id=31337)
     rpc.head()
     fake_chain.faults.append(lambda *_: b"garbage")  # so the second is asked, once
     assert rpc.head().number > 10**6
-    rpc._endpoints._all[0].rests_until = 0.0
+    rpc._provider._endpoints[0].rests_until = 0.0
     deadline = time.monotonic() + 0.5
     while time.monotonic() < deadline:
         fake_chain.mine()

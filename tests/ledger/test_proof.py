@@ -17,8 +17,8 @@ from dlx.ledger.errors import Contradiction
 from dlx.ledger.proof.history import Pin, parse_pin, pinned, proven, proves_code
 from dlx.ledger.proof.receipts import UnknownReceipt, logs_of
 from dlx.ledger.proof.tries import list_root
-from dlx.ledger.rpc.headers import UnknownFork, header_of
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.headers import UnknownFork, proven_header
+from dlx.ledger.rpc.rpc_client import RpcClient
 from tests.ledger.fault_proxy import FaultProxy
 
 FORKS = (LondonBlockHeader, ShanghaiBlockHeader, CancunBlockHeader, PragueBlockHeader)
@@ -58,33 +58,33 @@ def _json(name, value):
 @pytest.mark.parametrize("fork", FORKS)
 def test_a_header_of_each_fork_is_hashed_as_py_evm_does(fork):
     answer, expected = block(fork)
-    header = header_of(answer, expected, "a")
+    header = proven_header(answer, expected, "a")
     assert (header.hash, header.number, header.time) == (expected, 20_000_000, 1_700_000_000)
     assert header.parent.hex() in answer["parentHash"] and header.receipts_root.hex() in answer["receiptsRoot"]
     for name in set(NAMES.values()) & set(answer):  # each field is in the hash
         other = answer[name][:-1] + ("0" if answer[name][-1] != "0" else "1")
         with pytest.raises(Contradiction):
-            header_of(answer | {name: other}, expected, "a")
+            proven_header(answer | {name: other}, expected, "a")
 
 
 def test_fields_of_a_later_fork_are_refused_by_name_and_fields_beside_the_header_ignored():
     answer, expected = block(PragueBlockHeader)
-    assert header_of(answer | {"l1BlockNumber": "0x1"}, expected, "a").hash == expected
+    assert proven_header(answer | {"l1BlockNumber": "0x1"}, expected, "a").hash == expected
     with pytest.raises(UnknownFork, match="does not know its fields blockAccessListHash"):
-        header_of(answer | {"blockAccessListHash": "0x" + "11" * 32}, bytes(32), "a")
+        proven_header(answer | {"blockAccessListHash": "0x" + "11" * 32}, bytes(32), "a")
 
 
 @pytest.mark.parametrize("answer", [{}, [], None, 5, "0x", {"number": None}, {"parentHash": 5}])
 def test_what_is_no_block_contradicts(answer):
     with pytest.raises(Contradiction, match="something else than a block"):
-        header_of(answer, bytes(32), "a")
+        proven_header(answer, bytes(32), "a")
 
 
 def test_negative_numbers_and_short_hashes_are_none():
     answer, expected = block(PragueBlockHeader)
     for change in ({"number": "-0x5"}, {"gasUsed": "five"}, {"mixHash": "0x00"}, {"miner": "0xzz"}, {"nonce": None}):
         with pytest.raises(Contradiction, match="something else than a block"):
-            header_of(answer | change, expected, "a")
+            proven_header(answer | change, expected, "a")
 
 
 def receipts(kinds):
@@ -197,7 +197,7 @@ def test_each_chain_node_s_blocks_can_be_proven(any_chain):
 
 def test_a_batch_is_asked_for_in_smaller_ones_where_it_is_refused(embedded):
     with FaultProxy(embedded.url) as proxy:
-        rpc = Rpc(proxy.url)
+        rpc = RpcClient(proxy.url)
         proxy.most = 3
         numbers = range(min(20, rpc.head().number))
         found = list(rpc.batch("eth_getBlockByNumber", [(hex(number), False) for number in numbers]))

@@ -15,6 +15,7 @@ from dlx.ledger.errors import Reverted
 from dlx.ledger.events import Convicted, Sealed
 from dlx.ledger.keys import account_of
 from dlx.ledger.typed import ANY_STAGE, WITHHELD, SiteMember, conviction_entries, run_id
+from dlx.ledger.view import runs
 from dlx.ledger.view.recount import verify_conviction, verify_seal
 from dlx.ledger.view.run_view import RunView
 
@@ -100,7 +101,7 @@ class Life:
                 me = chance.choice(able or ACCOUNTS)
                 self.tries(me, "moveDown", foreseen=view.may_move(me, now))
             case "deal":
-                able = [replica for replica in range(self.config.max_replicas) if view._is_dealable(replica)]
+                able = [replica for replica in range(self.config.max_replicas) if runs.is_dealable(view, replica)]
                 replica = chance.choice(able or range(self.config.max_replicas))
                 if not able or view.may_deal(replica):
                     self.tries(me, "deal", replica, foreseen=view.may_deal(replica))

@@ -18,7 +18,7 @@ from dlx.ground.errors import cause
 from dlx.ledger.abi import account_bytes
 from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.typed import Domain
-from dlx.ledger.view.node_registry import NodeRecord
+from dlx.ledger.view.node_registry import RegisteredNode
 from dlx.node import version
 from dlx.node.audit.sources.blobs import Attempt, WrongCopy
 from dlx.node.home import formatting
@@ -53,7 +53,7 @@ class Peers:
         self,
         domain: Domain,
         run: bytes,
-        nodes: Callable[[], Mapping[str, NodeRecord]],
+        nodes: Callable[[], Mapping[str, RegisteredNode]],
         bootstrap: Sequence[str],
         say: Callable[[str], None] = lambda line: None,
         show: Callable[[str], None] = lambda line: None,

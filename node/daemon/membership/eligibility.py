@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from dlx.ledger.view.contract_rules import UNCOUNTED_ROUNDS
 from dlx.ledger.view.run_view import RunView
+from dlx.ledger.view.runs import UNCOUNTED_ROUNDS
 
 
 def vote(view: RunView, account: str) -> str | None:

@@ -25,7 +25,7 @@ from dlx.ledger.index import rebuild, seal_rows
 from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.index.rebuild import NodesReplay, RunReplay
 from dlx.ledger.keys import account_of, sign
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.typed import Domain, Outcome, Plan, Record, RunConfig, Seal, entries
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_state import ViewError
@@ -47,7 +47,7 @@ CONTRACTS = Contracts(LEDGER, REGISTRY)
 
 @pytest.fixture
 def rpc(fake_chain):
-    return Rpc(fake_chain.url, patience=3)
+    return RpcClient(fake_chain.url, patience=3)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ class Chance:
         while True:
             before = self.view.copy()
             try:
-                event = self.view._due[0] if self.view._due else self._try(at(block))
+                event = self.view.due[0] if self.view.due else self._try(at(block))
                 self.view.apply(event)
                 self.told.append(event)
                 return event
@@ -105,7 +105,7 @@ class Chance:
     def _sealed(self, stage: int, now: EventPosition) -> Sealed:
         view, dice, members = self.view, self.dice, self.view.members_in(stage)
         makers = dice.sample(members, dice.randint(0, len(members)))
-        slots = {account: view._members[account].replica for account in makers}
+        slots = {account: view.accounts[account].replica for account in makers}
         records = [
             Record(replica, dice.randbytes(32), dice.randbytes(32), dice.randrange(10**7), 5, 1, 32768)
             for replica in sorted(slots.values())

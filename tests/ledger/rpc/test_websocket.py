@@ -15,7 +15,7 @@ from dlx.ledger.errors import LedgerUnavailable, RpcError
 from dlx.ledger.events import Event
 from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.index.feed import EventFeed
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from tests.ledger.conftest import FakeChain, World
 from tests.ledger.ledger_logs import LEDGER, REGISTRY
 from tests.patience import PATIENCE
@@ -82,7 +82,7 @@ def node(fake_chain: FakeChain) -> Iterator[Node]:
 
 def test_requests_batches_and_refusals_are_what_they_are_by_http(fake_chain: FakeChain, node: Node) -> None:
     fake_chain.mine()
-    by_http, rpc = Rpc(fake_chain.url), Rpc(node.url)
+    by_http, rpc = RpcClient(fake_chain.url), RpcClient(node.url)
     assert rpc.head() == by_http.head() and rpc.chain_id() == 31337
     blocks = [bytes.fromhex(fake_chain.block_hash(number)[2:]) for number in (0, 1, 9)]
     assert list(rpc.headers(blocks)) == list(by_http.headers(blocks)) and list(rpc.headers(blocks))[2] is None
@@ -97,7 +97,7 @@ def test_requests_batches_and_refusals_are_what_they_are_by_http(fake_chain: Fak
 def test_threads_share_a_line_and_each_gets_its_own_answer(fake_chain: FakeChain, node: Node) -> None:
     for _ in range(20):
         fake_chain.mine()
-    rpc = Rpc(node.url)
+    rpc = RpcClient(node.url)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(rpc.header, [number % 21 for number in range(200)]))
     assert [header and header.number for header in found] == [number % 21 for number in range(200)]
@@ -105,7 +105,7 @@ def test_threads_share_a_line_and_each_gets_its_own_answer(fake_chain: FakeChain
 
 
 def test_a_new_head_is_heard_of_at_once_and_nothing_is_asked_meanwhile(fake_chain: FakeChain, node: Node) -> None:
-    rpc = Rpc(node.url)
+    rpc = RpcClient(node.url)
     head = rpc.head()
     assert rpc.newer(head, 0.05) == head and rpc.tells
     asked = len(fake_chain.requests)
@@ -118,7 +118,7 @@ def test_a_new_head_is_heard_of_at_once_and_nothing_is_asked_meanwhile(fake_chai
 
 
 def test_a_feed_follows_by_websocket_and_goes_on_where_it_breaks(fake_chain: FakeChain, node: Node) -> None:
-    rpc, feed = Rpc(node.url), EventFeed(lambda: EventIndex(None, 31337, Contracts(LEDGER, REGISTRY)))
+    rpc, feed = RpcClient(node.url), EventFeed(lambda: EventIndex(None, 31337, Contracts(LEDGER, REGISTRY)))
     for block in range(5):
         assert feed.poll(rpc, 0.1).head.block == block
         with ThreadPoolExecutor(1) as pool:
@@ -134,7 +134,7 @@ def test_a_subscription_that_ends_without_a_word_is_noticed(
     fake_chain: FakeChain, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dlx.ledger.rpc.websocket._SILENCE", 0.05)
-    rpc = Rpc(node.url)
+    rpc = RpcClient(node.url)
     head = rpc.newer(rpc.head(), 0.1)
     fake_chain.mine()  # and nobody tells
     assert any(rpc.newer(head, 0.1).number == 1 for _ in range(20))
@@ -142,7 +142,7 @@ def test_a_subscription_that_ends_without_a_word_is_noticed(
 
 def test_a_chain_node_without_subscriptions_is_looked_at(fake_chain: FakeChain, node: Node) -> None:
     node.subscribes = False
-    rpc = Rpc(node.url)
+    rpc = RpcClient(node.url)
     head = rpc.newer(rpc.head(), 10.0)
     fake_chain.mine()
     assert rpc.newer(head, 10.0).number == 1 and not rpc.tells
@@ -164,6 +164,6 @@ def test_anvil_tells_of_its_blocks(world: World) -> None:
 def test_nonsense_and_silence_end_in_time(fake_chain: FakeChain, node: Node, says: str) -> None:
     node.says = says
     with pytest.raises(LedgerUnavailable):
-        Rpc(node.url, timeout=0.3, patience=0.6).head()
+        RpcClient(node.url, timeout=0.3, patience=0.6).head()
     node.says = None
-    assert Rpc(node.url).head().number == 0
+    assert RpcClient(node.url).head().number == 0

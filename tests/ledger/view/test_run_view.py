@@ -26,9 +26,8 @@ from dlx.ledger.events import (
 )
 from dlx.ledger.keys import account_of, sign
 from dlx.ledger.typed import HONEST, RECORD_SIZE, WITHHELD, Domain, Outcome, Plan, conviction_entries, entries
-from dlx.ledger.view.members import Accusation, Return
 from dlx.ledger.view.recount import verify_conviction, verify_seal
-from dlx.ledger.view.run_state import ViewError
+from dlx.ledger.view.run_state import Accusation, Return, ViewError
 from dlx.ledger.view.run_view import MAX_CHECKPOINTS, RunView
 
 RUN = b"\x10" * 32
@@ -96,7 +95,7 @@ class Story:
         return Convicted(RUN, about.account, stage, round, about.statement, conviction_entries(verdicts), self.at())
 
     def bits(self, stage: int = 0) -> list[int]:
-        return list(self.view._stages[stage].counts[:4])
+        return list(self.view.stages[stage].counts[:4])
 
 
 @pytest.fixture

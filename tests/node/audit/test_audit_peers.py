@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from dlx.ledger.abi import account_bytes
 from dlx.ledger.keys import peer_id_from_base58
-from dlx.ledger.view.node_registry import NodeRecord
+from dlx.ledger.view.node_registry import RegisteredNode
 from dlx.node import version
 from dlx.node.audit.report import Report
 from dlx.node.audit.request import AuditRequest
@@ -184,7 +184,8 @@ def test_a_head_is_pinned_on_the_command_line(honest_history: History, tmp_path:
 def _audit(history: History, hosts: list[Host], tmp_path: Path) -> Report:
     client = history.client()
     nodes = {
-        f"account {n}": NodeRecord(peer_id_from_base58(host.peer_id), host.addresses) for n, host in enumerate(hosts)
+        f"account {n}": RegisteredNode(peer_id_from_base58(host.peer_id), host.addresses)
+        for n, host in enumerate(hosts)
     }
     work = tmp_path / "work"
     work.mkdir()

@@ -19,7 +19,7 @@ from dlx.ledger.errors import LedgerError, LedgerUnavailable
 from dlx.ledger.events import AddressesChanged, NodeRegistered, RunCreated, event_topic
 from dlx.ledger.index.event_index import Contracts
 from dlx.ledger.proof.history import Pin, parse_pin, pinned, proven, told
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.node.audit.report import Report
 from dlx.node.audit.request import AuditRequest
 from dlx.node.audit.run import audit_from
@@ -49,7 +49,7 @@ class Chain:
         return LedgerClient(url or self.url, self.ledger)
 
     def pin(self, block: int) -> Pin:
-        header = Rpc(self.url).header(block)
+        header = RpcClient(self.url).header(block)
         assert header is not None
         return Pin(block, header.hash)
 
@@ -273,7 +273,7 @@ def _the_hash_at_another_number(chain: Chain) -> Lie:
 
     def lie(method: str, params: list[Any], result: Any) -> Any:
         if method == "eth_getBlockByNumber" and params[0] == hex(chain.head.number):
-            old = Rpc(chain.url).call(method, hex(chain.seals[1]), False)
+            old = RpcClient(chain.url).call(method, hex(chain.seals[1]), False)
             return old | {"number": params[0], "hash": "0x" + chain.head.hash.hex()}
         return result
 
@@ -336,7 +336,7 @@ def test_a_parallel_history_under_the_true_head_s_hash_fails(
     def lie(method: str, params: list[Any], result: Any) -> Any:
         """The other chain, whose head has the pinned number and hash."""
         if method == "eth_getBlockByNumber" and params[0] in ("latest", hex(chain.head.number)):
-            result = Rpc(parallel.url).call(method, hex(parallel.head.number), False)
+            result = RpcClient(parallel.url).call(method, hex(parallel.head.number), False)
         if isinstance(result, dict) and result.get("hash") == "0x" + there:
             return result | {"hash": "0x" + chain.head.hash.hex(), "number": hex(chain.head.number)}
         return result
@@ -457,7 +457,7 @@ def test_blocks_that_go_back_for_ever_are_refused(chain: Chain, look: Callable[.
 
     def older(method: str, params: list[Any], result: Any) -> Any:
         by_hash = method == "eth_getBlockByHash" and result
-        return Rpc(chain.url).call("eth_getBlockByNumber", hex(chain.head.number), False) if by_hash else result
+        return RpcClient(chain.url).call("eth_getBlockByNumber", hex(chain.head.number), False) if by_hash else result
 
     for lie in (endless, older):
         for head in (None, chain.head):

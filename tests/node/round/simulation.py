@@ -505,7 +505,7 @@ class Simulation:
     def evict(self, account: str) -> None:
         slot = self.view.slot_of(account)
         assert slot is not None
-        counted = self.view._stages[slot[1]].counts[slot[0]] != 0
+        counted = self.view.stages[slot[1]].counts[slot[0]] != 0
         until = int(self.now) + EVICTION_TIME if counted else 0
         self.apply(chain.Evicted(RUN, account, *slot, until, self.at()))
 

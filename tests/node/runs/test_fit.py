@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import rfc8785
 
-from dlx.ledger import terms
+from dlx.ledger.view import runs
 from dlx.node.runs.find import config_of
 from dlx.training.recipe.draft import complete, draft_from_toml
 from dlx.training.recipe.manifest import Manifest, parse
@@ -51,16 +51,16 @@ def changed(manifest: Manifest, **changes: Any) -> Manifest:
     ],
 )
 def test_a_manifest_at_its_limits_is_one_that_the_ledger_takes(manifest: Manifest, changes: dict[str, Any]) -> None:
-    assert terms.problem(config_of(changed(manifest, **changes))) is None
+    assert runs.config_problem(config_of(changed(manifest, **changes))) is None
 
 
 def test_a_run_of_too_many_tokens_is_refused_by_both(manifest: Manifest) -> None:
     whole = {"adaptive": None, "max_replicas": 64, "plan__inner_steps": 100_000}
     most = MAX_TOKENS // (64 * 100_000 * manifest.tokens_per_step)
-    assert terms.problem(config_of(changed(manifest, **whole, rounds=most))) is None
+    assert runs.config_problem(config_of(changed(manifest, **whole, rounds=most))) is None
     with pytest.raises(
         ManifestError, match=f"^rounds: expected at most {most}, as a run counts less than 2\\^63 tokens"
     ):
         changed(manifest, **whole, rounds=most + 1)
     config = config_of(changed(manifest, **whole, rounds=most))
-    assert "tokens" in str(terms.problem(dataclasses.replace(config, rounds=most + 1)))
+    assert "tokens" in str(runs.config_problem(dataclasses.replace(config, rounds=most + 1)))

@@ -11,7 +11,7 @@ import pytest
 from dlx.ground import durable
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, WrongLedger
-from dlx.ledger.rpc.provider import Header
+from dlx.ledger.rpc.headers import Header
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
 from dlx.node.devnet.devnet import draft as devnet_draft

@@ -16,7 +16,7 @@ from dlx.ledger.index.feed import RunUpdate
 from dlx.ledger.index.log_reader import IndexLost
 from dlx.ledger.keys import peer_id
 from dlx.ledger.typed import Domain
-from dlx.ledger.view.node_registry import NodeRecord, NodeTable
+from dlx.ledger.view.node_registry import NodeTable, RegisteredNode
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.chain.clock import ChainClock
@@ -189,7 +189,7 @@ def test_the_peers_of_a_run_are_its_members_and_its_creator():
     nodes = NodeTable()
     for number, account in enumerate((CREATOR, member, stranger), 1):
         public_key = PrivateKey(bytes([number]) * 32).public_key.format()
-        nodes.nodes[account] = NodeRecord(peer_id(public_key), where)
+        nodes.nodes[account] = RegisteredNode(peer_id(public_key), where)
     joined = Joined(RUN, member, 0, 0, AT)
     for events, named in (((), ()), ((CREATED,), (CREATOR,)), ((CREATED, joined), (CREATOR, member))):
         seen = ChainSeen(update(1, *events).view, nodes, Head(1, bytes(32), 1_700_000_000))

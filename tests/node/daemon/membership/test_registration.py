@@ -16,7 +16,7 @@ from dlx.ledger.events import Accused, EventPosition, Joined, RunCreated, RunOpe
 from dlx.ledger.index.event_index import Head
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.typed import ANY_STAGE, Domain, SiteMember, recover
-from dlx.ledger.view.node_registry import NodeRecord, NodeTable
+from dlx.ledger.view.node_registry import NodeTable, RegisteredNode
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
@@ -76,7 +76,7 @@ def recover_site(signature: bytes) -> str:
     return recover(SiteMember(RUN, ACCOUNT).digest(Ledger.domain), signature)
 
 
-def seen(member: bool = False, nodes: dict[str, NodeRecord] | None = None) -> ChainSeen:
+def seen(member: bool = False, nodes: dict[str, RegisteredNode] | None = None) -> ChainSeen:
     view, table = RunView(RUN, Domain(31337, OTHER)), NodeTable()
     view.apply(RunCreated(RUN, OTHER, config(stages=1, min_replicas=2, max_replicas=2), "a", (bytes([4]) * 32,), AT))
     if member:
@@ -103,7 +103,7 @@ def act(ledger: Ledger, chain: ChainSeen, program: Callable[[Membership, Followe
         trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def registered(nodes: dict[str, NodeRecord]) -> list[tuple[Any, ...]]:
+def registered(nodes: dict[str, RegisteredNode]) -> list[tuple[Any, ...]]:
     ledger = Ledger()
 
     async def program(membership: Membership, follower: Follower) -> None:
@@ -116,14 +116,14 @@ def registered(nodes: dict[str, NodeRecord]) -> list[tuple[Any, ...]]:
 def test_only_what_the_registry_does_not_know_is_sent() -> None:
     ours = peer_id_from_base58(PEER)
     assert registered({}) == [("register", ADDRESSES)]
-    assert registered({ACCOUNT: NodeRecord(b"\x07" * 39, ADDRESSES)}) == [("register", ADDRESSES)]
-    assert registered({ACCOUNT: NodeRecord(ours, ("/ip4/10.0.0.1/tcp/1",))}) == [("set_addresses", ADDRESSES)]
-    assert registered({ACCOUNT: NodeRecord(ours, ADDRESSES)}) == []
+    assert registered({ACCOUNT: RegisteredNode(b"\x07" * 39, ADDRESSES)}) == [("register", ADDRESSES)]
+    assert registered({ACCOUNT: RegisteredNode(ours, ("/ip4/10.0.0.1/tcp/1",))}) == [("set_addresses", ADDRESSES)]
+    assert registered({ACCOUNT: RegisteredNode(ours, ADDRESSES)}) == []
 
 
 def test_a_peer_id_of_another_account_takes_a_person() -> None:
     with pytest.raises(Failure, match=r"is registered by account .* remove the folder's node\.key"):
-        registered({OTHER: NodeRecord(peer_id_from_base58(PEER), ADDRESSES)})
+        registered({OTHER: RegisteredNode(peer_id_from_base58(PEER), ADDRESSES)})
 
 
 def test_a_full_stage_is_passed_over_and_the_slot_waited_for() -> None:
@@ -239,7 +239,7 @@ def two_stages(*events: Any) -> ChainSeen:
     for event in events:
         view.apply(event)
     table = NodeTable()
-    table.nodes = dict.fromkeys((ACCOUNT, OTHER), NodeRecord(peer_id_from_base58(PEER), ADDRESSES))
+    table.nodes = dict.fromkeys((ACCOUNT, OTHER), RegisteredNode(peer_id_from_base58(PEER), ADDRESSES))
     return ChainSeen(view, table, Head(1, bytes(32), AT.time))
 
 

@@ -38,7 +38,7 @@ def slot(made: RunView, replica: int, *accounts: str) -> None:
         if account not in held:
             made.apply(Joined(RUN, account, replica, stage, AT))
     if not made.is_whole:
-        made.apply(made._due[0])  # round 0 opens
+        made.apply(made.due[0])  # round 0 opens
 
 
 def next_step(made: RunView, site: str, account: str, now: int) -> Enlist | TakeSlots | Wait:
@@ -81,7 +81,7 @@ def test_a_replica_with_a_stranger_is_passed_over_and_where_none_is_left_it_wait
     made.apply(Joined(RUN, STRANGER, 0, 1, AT))
     assert next_step(made, SITE, A, NOW) == TakeSlots(1, (A, B), 0)
     made.apply(Joined(RUN, D, 0, 0, AT))
-    made.apply(made._due[0])
+    made.apply(made.due[0])
     made.apply(Joined(RUN, C, 1, 0, AT))
     assert next_step(made, SITE, A, NOW) == Wait("a replica that nobody else holds a slot of")
 

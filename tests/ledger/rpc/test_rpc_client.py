@@ -17,7 +17,7 @@ from dlx.ground.backoff import Backoff
 from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
 from dlx.ledger.index.log_reader import _by_ranges
-from dlx.ledger.rpc.provider import Rpc
+from dlx.ledger.rpc.rpc_client import RpcClient
 from tests.ledger.conftest import ROOT
 from tests.patience import PATIENCE, until
 
@@ -31,7 +31,7 @@ def word(number: int) -> str:
 @pytest.fixture
 def asked(fake_chain):
     """Asks a view of the ledger; the chain node gives the answer of the test's choice."""
-    interface = Interface("TrainingLedger", Rpc(fake_chain.url, patience=3.0))
+    interface = Interface("TrainingLedger", RpcClient(fake_chain.url, patience=3.0))
 
     def ask(answer, function="nextRound", args=(RUN, 0), **by):
         fake_chain.eth_call = lambda *params: fake_chain.calls.append(params) or answer
@@ -94,10 +94,10 @@ def test_reverts_are_named_wherever_their_data_is(fake_chain, asked, data, name,
 @pytest.mark.parametrize("body", [b"[]", b"null", b'{"id": 1}', b'{"error": null}', b"\xff", b"[" * 100_000])
 def test_an_answer_that_is_no_json_rpc_is_asked_for_again(fake_chain, body):
     fake_chain.faults.append(lambda *asked: body)
-    assert Rpc(fake_chain.url).number("eth_chainId") == 31337
+    assert RpcClient(fake_chain.url).number("eth_chainId") == 31337
     fake_chain.faults += [lambda *asked: body] * 9
     with pytest.raises(LedgerUnavailable, match=r"no answer from the chain node at 127\.0\.0\.1"):
-        Rpc(fake_chain.url, patience=0.3).number("eth_chainId")
+        RpcClient(fake_chain.url, patience=0.3).number("eth_chainId")
 
 
 def test_a_redirect_is_said_without_its_key(embedded):
@@ -106,9 +106,9 @@ def test_a_redirect_is_said_without_its_key(embedded):
         with pytest.raises(
             LedgerUnavailable, match=r"it redirects to https://rpc\.example\.org, .* --rpc-url"
         ) as caught:
-            Rpc(proxy.url, patience=0.3).number("eth_chainId")
+            RpcClient(proxy.url, patience=0.3).number("eth_chainId")
         assert "key" not in str(caught.value)
-        assert Rpc([proxy.url, embedded.url], chain_id=31337).number("eth_chainId") == 31337
+        assert RpcClient([proxy.url, embedded.url], chain_id=31337).number("eth_chainId") == 31337
 
 
 def test_what_a_gateway_finds_too_large_is_asked_for_in_parts(embedded):
@@ -116,7 +116,7 @@ def test_what_a_gateway_finds_too_large_is_asked_for_in_parts(embedded):
     (member,) = embedded.members([1])
     head = member.head().block
     with FaultProxy(embedded.url) as proxy:
-        rpc, refused = Rpc(proxy.url, patience=5), []
+        rpc, refused = RpcClient(proxy.url, patience=5), []
 
         def meet(body):
             """Pages of over 5 blocks and batches are too much."""
@@ -157,7 +157,7 @@ def test_what_a_chain_node_says_cannot_steer_a_terminal(fake_chain, asked, refus
 
 def test_urls_with_access_keys_stay_out_of_logs(fake_chain, caplog):
     caplog.set_level(logging.DEBUG)
-    assert Rpc(fake_chain.url + "/v2/secret-access-key").number("eth_chainId") == 31337
+    assert RpcClient(fake_chain.url + "/v2/secret-access-key").number("eth_chainId") == 31337
     assert "secret" not in caplog.text
 
 
@@ -165,7 +165,7 @@ def test_threads_share_a_client(fake_chain, asked):
     """web3's own get_block would now and then send one thread's parameters with the other's method."""
     for _ in range(20):
         fake_chain.mine()
-    rpc = Rpc(fake_chain.url)
+    rpc = RpcClient(fake_chain.url)
     blocks = {number: bytes.fromhex(fake_chain.block_hash(number)[2:]) for number in range(20)}
 
     def look(number: int) -> bool:
@@ -186,12 +186,12 @@ def test_threads_share_a_client(fake_chain, asked):
     ],
 )
 def test_a_rate_limit_is_waited_out(fake_chain, monkeypatch, refusal):
-    monkeypatch.setattr("dlx.ledger.rpc.failover._RATE_LIMITED", Backoff(0.01, 0.01))
+    monkeypatch.setattr("dlx.ledger.rpc.endpoint._RATE_LIMITED", Backoff(0.01, 0.01))
     fake_chain.faults += [lambda *asked: {"error": refusal}] * 3
-    assert Rpc(fake_chain.url, patience=5).number("eth_chainId") == 31337
+    assert RpcClient(fake_chain.url, patience=5).number("eth_chainId") == 31337
     fake_chain.faults += [lambda *asked: {"error": refusal}] * 99
     with pytest.raises(LedgerUnavailable, match="limits the rate of requests: "):
-        Rpc(fake_chain.url, patience=0.05).number("eth_chainId")
+        RpcClient(fake_chain.url, patience=0.05).number("eth_chainId")
 
 
 @pytest.mark.parametrize(
@@ -205,15 +205,15 @@ def test_a_rate_limit_is_waited_out(fake_chain, monkeypatch, refusal):
 def test_a_refusal_that_is_no_rate_limit_comes_at_once(fake_chain, refusal):
     fake_chain.faults.append(lambda *asked: {"error": refusal})
     with pytest.raises(RpcError):
-        Rpc(fake_chain.url).call("eth_getLogs", {})
+        RpcClient(fake_chain.url).call("eth_getLogs", {})
     assert len(fake_chain.requests) == 1
 
 
 @pytest.mark.parametrize("code", [-32005, -32007, 429])
 def test_a_code_that_means_wait_is_waited_out_whatever_it_says(fake_chain, monkeypatch, code):
-    monkeypatch.setattr("dlx.ledger.rpc.failover._RATE_LIMITED", Backoff(0.01, 0.01))
+    monkeypatch.setattr("dlx.ledger.rpc.endpoint._RATE_LIMITED", Backoff(0.01, 0.01))
     fake_chain.faults += [lambda *asked: {"error": {"code": code, "message": "no"}}] * 3
-    assert Rpc(fake_chain.url, patience=5).number("eth_chainId") == 31337
+    assert RpcClient(fake_chain.url, patience=5).number("eth_chainId") == 31337
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_code_that_means_wait_is_waited_out_whatever_it_says(fake_chain, monke
 )
 def test_the_time_that_a_chain_node_names_is_waited_for_by_all_threads(fake_chain, data):
     fake_chain.faults.append(lambda *asked: {"error": {"code": -32005, "message": "rate", "data": data}})
-    rpc, begin = Rpc(fake_chain.url, patience=5), time.monotonic()
+    rpc, begin = RpcClient(fake_chain.url, patience=5), time.monotonic()
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(rpc.number, "eth_chainId")
         while not fake_chain.requests:
@@ -234,7 +234,7 @@ def test_the_time_that_a_chain_node_names_is_waited_for_by_all_threads(fake_chai
 
 def test_retry_after_is_honoured_and_a_later_call_does_not_ask_before(embedded):
     with FaultProxy(embedded.url) as proxy:
-        rpc = Rpc(proxy.url, patience=0.1)
+        rpc = RpcClient(proxy.url, patience=0.1)
         proxy.fault("429")
         proxy.retry_after = 4
         for _ in range(3):
@@ -251,7 +251,7 @@ def test_an_answer_has_a_deadline_however_slowly_it_comes(embedded, kind):
         proxy.fault(kind)
         begin = time.monotonic()
         with pytest.raises(LedgerUnavailable, match="no answer from the chain node"):
-            Rpc(proxy.url, timeout=0.6, patience=0.6).head()
+            RpcClient(proxy.url, timeout=0.6, patience=0.6).head()
         assert time.monotonic() - begin < 20
 
 
@@ -260,23 +260,25 @@ def test_an_answer_that_was_too_slow_is_asked_for_in_parts(embedded):
     with FaultProxy(embedded.url) as proxy:
         proxy.fault("drip", methods=["eth_getLogs"])
         with pytest.raises(AnswerTooLarge):
-            Rpc(proxy.url, timeout=0.6, patience=0.6).call("eth_getLogs", {"fromBlock": "0x0", "toBlock": "latest"})
+            RpcClient(proxy.url, timeout=0.6, patience=0.6).call(
+                "eth_getLogs", {"fromBlock": "0x0", "toBlock": "latest"}
+            )
 
 
 @pytest.mark.parametrize("kind", ["hang", "drip", "429", "limited", "html", "lost", "wrong_chain"])
 def test_another_url_answers_where_the_first_does_not(embedded, kind):
     with FaultProxy(embedded.url) as first, FaultProxy(embedded.url) as second:
         first.fault(kind)
-        rpc = Rpc([first.url, second.url], timeout=1.5, patience=30, chain_id=31337)
+        rpc = RpcClient([first.url, second.url], timeout=1.5, patience=30, chain_id=31337)
         assert rpc.head().number > 0 and rpc.head().number > 0
         assert len(first.seen) == 1  # then it rests
         assert second.seen == ["eth_chainId", "eth_getBlockByNumber", "eth_getBlockByNumber"]
 
 
 def test_the_first_url_is_used_again_once_it_is_well(embedded, monkeypatch):
-    monkeypatch.setattr("dlx.ledger.rpc.failover._REST", Backoff(0.05, 0.05))
+    monkeypatch.setattr("dlx.ledger.rpc.endpoint.REST", Backoff(0.05, 0.05))
     with FaultProxy(embedded.url) as first, FaultProxy(embedded.url) as second:
-        rpc = Rpc([first.url, second.url], chain_id=31337)
+        rpc = RpcClient([first.url, second.url], chain_id=31337)
         first.fault("html")
         rpc.head()
         first.fault("none")
@@ -286,7 +288,7 @@ def test_the_first_url_is_used_again_once_it_is_well(embedded, monkeypatch):
 def test_a_url_on_another_chain_is_never_used_and_named_once(embedded, caplog):
     with FaultProxy(embedded.url) as wrong, FaultProxy(embedded.url) as right:
         wrong.fault("wrong_chain")
-        rpc = Rpc([wrong.url, right.url], chain_id=31337)
+        rpc = RpcClient([wrong.url, right.url], chain_id=31337)
         for _ in range(5):
             assert rpc.head().number > 0
         assert wrong.seen == ["eth_chainId"]
@@ -294,12 +296,12 @@ def test_a_url_on_another_chain_is_never_used_and_named_once(embedded, caplog):
             f"the chain node at {wrong.url.removeprefix('http://')} is on chain 1, not 31337: it is never asked again"
         ]
         with pytest.raises(WrongLedger, match="is on chain 1, not 31337"):
-            Rpc([wrong.url], chain_id=31337).head()
+            RpcClient([wrong.url], chain_id=31337).head()
 
 
 def test_a_chain_that_takes_the_place_of_ours_is_noticed(embedded):
     with FaultProxy(embedded.url) as proxy:
-        rpc = Rpc(proxy.url, chain_id=31337, patience=0.2)
+        rpc = RpcClient(proxy.url, chain_id=31337, patience=0.2)
         rpc.head()
         proxy.fault("html")
         with pytest.raises(LedgerUnavailable):
@@ -310,11 +312,11 @@ def test_a_chain_that_takes_the_place_of_ours_is_noticed(embedded):
 
 
 def test_a_chain_node_that_is_stuck_gives_way_to_one_that_is_not(embedded, monkeypatch):
-    monkeypatch.setattr("dlx.ledger.rpc.failover._STALE", 0.0)
+    monkeypatch.setattr("dlx.ledger.rpc.provider._STALE", 0.0)
     with FaultProxy(embedded.url) as stuck, FaultProxy(embedded.url) as well:
-        rpc = Rpc([stuck.url, well.url], chain_id=31337)
+        rpc = RpcClient([stuck.url, well.url], chain_id=31337)
         height = rpc.head().number
-        monkeypatch.setattr("dlx.ledger.rpc.failover.LAG", LAG - 1)
+        monkeypatch.setattr("dlx.ledger.rpc.provider.LAG", LAG - 1)
         stuck.fault("late")
         assert until("the other is asked", lambda: (found := rpc.head()).number >= height and found)
 
@@ -330,7 +332,7 @@ def test_the_range_of_logs_that_a_url_accepts_is_remembered(fake_chain):
         return {"error": {"code": -32600, "message": "range too large"}} if wide else whole(query)
 
     fake_chain.eth_getLogs = capped
-    rpc = Rpc(fake_chain.url)
+    rpc = RpcClient(fake_chain.url)
     end = rpc.header(290)
     asked = []
     for _ in range(2):
@@ -346,9 +348,9 @@ def test_the_proxy_of_faults_is_a_process_too(embedded):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
             url = process.stdout.readline().strip()
-            assert Rpc(url, chain_id=31337).head().number > 0
+            assert RpcClient(url, chain_id=31337).head().number > 0
             requests.post(url + "/fault", json={"kind": "wrong_chain"}, timeout=60)
             with pytest.raises(WrongLedger):
-                Rpc(url, chain_id=31337).head()
+                RpcClient(url, chain_id=31337).head()
         finally:
             process.terminate()

@@ -6,8 +6,8 @@ import pytest
 from direct_chain import DirectChain
 from ledger_run import NAME, config
 
-from dlx.ledger import terms
 from dlx.ledger.errors import LedgerError, Reverted
+from dlx.ledger.view import runs
 
 KEY = b"\x07" * 32
 DAY = 86400
@@ -39,8 +39,8 @@ def takes(chain, **changes):
         chain.write(KEY, "createRun", astuple(wanted), NAME, [b"\1" * 32] * wanted.stages)
     except Reverted as error:
         assert error.name == "InvalidConfig"
-        return False, terms.problem(wanted)
-    return True, terms.problem(wanted)
+        return False, runs.config_problem(wanted)
+    return True, runs.config_problem(wanted)
 
 
 @pytest.mark.parametrize("field", LIMITS)
