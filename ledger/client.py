@@ -82,12 +82,12 @@ class LedgerClient:
     `folder` keeps the index of events for all who name it; without one it is in memory.
 
     Making one asks the chain nothing. The first call that needs the chain checks its id (`chain_id`, where one is
-    given, else whatever the node says) and that our contracts are there; until that has succeeded every call may raise
+    given, else whatever the node says) and that our contracts are there. Until that has succeeded every call may raise
     LedgerUnavailable or WrongLedger. `ledger`, `account` and, with a `chain_id`, `domain` need no chain.
 
     Writes wait for their receipt up to `timeout` seconds and raise Reverted where the contract refuses,
-    LedgerUnavailable where the chain node is silent, Unconfirmed where no block takes the transaction in time (it is
-    kept, and goes out later), LedgerError otherwise.
+    LedgerUnavailable where the chain node is silent. They raise Unconfirmed where no block takes the transaction in
+    time (it is kept, and goes out later), LedgerError otherwise.
     """
 
     def __init__(

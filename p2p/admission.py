@@ -50,7 +50,7 @@ def is_loopback(address: str) -> bool:
 def worst(places: Sequence[Place]) -> int:
     """The index of the one that has to go, so that the others have room; `places` are not empty.
 
-    Strangers before the registered, unless strangers have one in SHARE or less; the idle before those in use; of
+    Strangers before the registered, unless strangers have one in SHARE or less. The idle before those in use; of
     crowded prefixes before sparse ones, counted among strangers or the registered alone; of peers with many before
     those with few; then by `turn`.
     """

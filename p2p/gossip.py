@@ -49,8 +49,8 @@ class Gossip:
 
     Every message is a wire.GossipMessage of one of the host's `members`; others are neither delivered nor forwarded.
     Drops are counted through the host's `on_reject`: oversize_rpc (more than 1 MiB at once, ends the connection),
-    oversize, malformed, schema, signature, topic, unregistered or unregistered_relayed, rate or rate_relayed (of an
-    origin or a neighbour), queue (not read fast enough).
+    oversize, malformed, schema, signature, topic, unregistered or unregistered_relayed. Also rate or rate_relayed (of
+    an origin or a neighbour), queue (not read fast enough).
     """
 
     def __init__(self, host: Host, topics: Sequence[str], choice: Sequence[str] = ()) -> None:

@@ -2,7 +2,7 @@
 
 A piece is asked of one peer at a time. It is asked of another one only when the first has been silent, or is slow
 beside what the other has delivered. Where several members fetch one blob at once, each first has a share of its own
-from whoever has it whole, and the shares of the others from them, so that the blob leaves its maker about once.
+from whoever has it whole, and the shares of the others from them. So the blob leaves its maker about once.
 """
 
 import hashlib

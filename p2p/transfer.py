@@ -1,7 +1,7 @@
 """One blob on its way from several peers at once: asks, checks what comes, keeps it, and has it for those who wait.
 
 Who is asked for what is decided in `p2p.sharing`. With the hashes of the leaves at hand every piece is checked before
-it is kept, and may be passed on before the blob is whole; without them only the whole blob shows whether it is right.
+it is kept, and may be passed on before the blob is whole. Without them only the whole blob shows whether it is right.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Transfer:
 
     async def run(self, peers: Collection[str], others: Sequence[str] = ()) -> None:
         """Ends when all is here, or nobody has more. Of the `others` the next few are asked too when nothing came for
-        HESITATION seconds, twice as long each time, or none of those asked has more: where all are slow because all
+        HESITATION seconds, twice as long each time, or none of those asked has more. Where all are slow because all
         are busy, asking everybody would make them slower. Raises OSError of our disk."""
         if self.root is not None and self.partial.size <= LEAF_BYTES:
             await self._believe(self.root)

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class Blockchain:
     """One chain in one directory. Thread-safe; `mine_forever` runs in a thread of its own.
 
-    A transaction is acknowledged once it is on disk among the waiting ones, not once it is mined: clients see nonce
+    A transaction is acknowledged once it is on disk among the waiting ones, not once it is mined. Clients see nonce
     gaps, replacements and `pending` nonces as on a public chain, many transactions share a block, and acknowledging
     costs one write whatever the transaction executes. After a restart the waiting ones are mined first.
     """

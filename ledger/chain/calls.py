@@ -1,6 +1,6 @@
 """Calls that change nothing: in processes of their own, which end when one takes too long, so none holds up the miner.
 
-Gas bounds what a call does, not how long that takes here: an endless loop burns a block's gas in 20 seconds, and a
+Gas bounds what a call does, not how long that takes here. An endless loop burns a block's gas in 20 seconds, and a
 precompiled contract's pairings take minutes within one opcode, in which a thread cannot be interrupted.
 
     python -m dlx.ledger.chain.calls SECONDS DATABASE CHAIN_ID

@@ -1,7 +1,7 @@
 """Removal of state nodes that no recent state has. Blocks, transactions, receipts and logs stay for ever.
 
 Nodes are named by their content, which any later block may bring back, so only the states themselves tell which are
-needed: the nodes of all states that are kept are marked, and the others removed, while blocks are mined.
+needed. The nodes of all states that are kept are marked, and the others removed, while blocks are mined.
 """
 
 from __future__ import annotations

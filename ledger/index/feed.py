@@ -111,7 +111,7 @@ class RunFeed:
 
         In the first complete poll, and in the first after others, the run's heads have to be those that the ledger has.
         Where they are not, Unsettled is raised until they fit: by a reorg meanwhile, or, from the second time in a row
-        on, because a chain node left events out; then all are read again, now and then.
+        on, because a chain node left events out. Then all are read again, now and then.
         """
         reached = self._tracker.poll(rpc, wait)
         if self._replays is None:

@@ -122,7 +122,7 @@ def _row(db: sqlite3.Connection, view: RunView, sealed: Sealed) -> tuple[object,
 
 
 def _plan_in_force(db: sqlite3.Connection, sealed: Sealed) -> tuple[int | None, int | None]:
-    """Level and rank that an earlier seal planned for the round: which one depends on the run's delay, of which the
+    """Level and rank that an earlier seal planned for the round. Which one depends on the run's delay, of which the
     ledger knows nothing, but the inner steps that stage 0 planned have to be those in force. Of the first rounds, for
     which nobody has planned yet, the first seals carry the manifest's plan."""
     plans = set()

@@ -63,8 +63,8 @@ def may_vote(state: RunState, account: str, stage: int) -> bool:
 
 
 def maker(state: RunState, replica: int, stage: int) -> str | None:
-    """Who makes the record of the replica in the stage's next seal, wherever it sits now: who held the slot at the
-    newest seal, or, where it was free, took it first since and had no other; None where nobody did yet."""
+    """Who makes the record of the replica in the stage's next seal, wherever it sits now. That is who held the slot
+    at the newest seal, or, where it was free, took it first since and had no other. None where nobody did yet."""
     if state.stages[stage].settled >> replica & 1:
         return state.by_slot[replica, stage]
     gone = ((account, member) for account, member in state.accounts.items() if member.stage == stage)

@@ -1,7 +1,7 @@
 """How a version of a run is cited: `dlx:CHAIN/LEDGER/RUN@VERSION`, such as dlx:31337/0x8f..e2/0x5c..c0@100.
 
 Chain id and address say where the record is, the run's id (itself a hash of both) which run, the version after how many
-rounds; with /average the mean that the run publishes as that version; without @VERSION the run is meant. Whoever has a
+rounds. With /average the mean that the run publishes as that version; without @VERSION the run is meant. Whoever has a
 chain node of that chain can look all of it up.
 """
 

@@ -1,7 +1,7 @@
 """A mapped file that its disk does not give any more ends a command in one line.
 
 Payloads are mapped. Whoever touches a page of a file that was cut short meanwhile, or lies on a bad sector, gets
-SIGBUS, and cannot go on: a handler in Python would never run, one in C may call it.
+SIGBUS, and cannot go on. A handler in Python would never run, one in C may call it.
 """
 
 import ctypes

@@ -97,7 +97,7 @@ def pause(
 ) -> None:
     """Have the folder's node rest, until `resume`, also after a restart; it stays connected and serves what it has.
 
-    It keeps its slot by doing the fewest inner steps that count, a sixteenth of a round's, from the next round on; with
+    It keeps its slot by doing the fewest inner steps that count, a sixteenth of a round's, from the next round on. With
     --leave it gives the round up and the slot back, ends its training process, and takes a slot again on `resume`.
     """
     folder, settings = options.folder(given)

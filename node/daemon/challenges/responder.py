@@ -1,4 +1,4 @@
-"""What this node has to show of its own work: once a round's draw is known, the drawn segment's files become public
+"""What this node has to show of its own work. Once a round's draw is known, the drawn segment's files become public
 blobs for the manifest's window. The rest of the round goes (see training.slot.undecided).
 
 It looks into the folders of every stage that the node has held: a contribution is answered for also after a move. The

@@ -72,8 +72,9 @@ class MessagePool:
         return (message.data for name, message in about if name not in have)
 
     def wanted(self, view: RunView) -> list[tuple[int, int, bool]]:
-        """(stage, round, with its seals) that this member should ask others about: all of its own stage's unsealed
-        round. Other stages' contributions too, where those of a replica that contributed to it are not all here."""
+        """(stage, round, with its seals) that this member should ask others about. That is all of its own stage's
+        unsealed round. Other stages' contributions too, where those of a replica that contributed to it are not all
+        here."""
         round = view.next_round(self.stage)
         replicas = self._contributed(self.stage, round)
         found = [(self.stage, round, True)]
