@@ -85,7 +85,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class SiteEnlisted:
-    """Until then the others of its site may slot the account, which asks for a stage (typed.ANY_STAGE: whichever)."""
+    """Until then the others of its site may place the account, which asks for a stage (typed.ANY_STAGE: whichever)."""
 
     run: Bytes32
     account: Address

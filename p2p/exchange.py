@@ -125,7 +125,7 @@ class BlobExchange:
 
         Goes on where an earlier fetch stopped; calls for the same hash and tree share one download. What was fetched is
         stored as `kind`. It is waited for as long as it comes: until fewer than LEAST_RATE bytes a second came for
-        `patience_s`; so for that long and a second for every LEAST_RATE bytes, at most, besides what our disk takes.
+        `patience_s`. That is `patience_s` and a second for every LEAST_RATE bytes at most, besides what our disk takes.
         With its `tree`, whoever has a part of it may give that. Of `sharers` (peer ids, our own among them), who fetch
         it at the same time, each has a part of it from the providers and the rest from each other.
         Raises BlobNotFound, BlobTimeout, BlobTooLarge (also where it is on disk already), BlobContradiction, OSError

@@ -45,7 +45,7 @@ class Return:
 
 @dataclass(frozen=True)
 class Enlisted:
-    """Whose machine an account is, which stage it asks for (ANY_STAGE: whichever), and until when the others may slot
+    """Whose machine an account is, which stage it asks for (ANY_STAGE: whichever), and until when the others may place
     it; 0: they did."""
 
     site: str

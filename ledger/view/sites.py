@@ -1,4 +1,4 @@
-"""Sites: whose machines an account's site may slot. As Sites.sol."""
+"""Sites: whose machines an account's site may place in slots. As Sites.sol."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from dlx.ledger.view.run_state import RunState
 
 
 def enlisted(state: RunState, site: str, now: int) -> dict[str, int]:
-    """The accounts that the site's machines may slot, with the stage that each asks for, in the order in which they
+    """The accounts that the site's machines may place, with the stage that each asks for, in the order in which they
     enlisted first."""
     listed = state.enlistments.items()
     return {
@@ -18,12 +18,12 @@ def enlisted(state: RunState, site: str, now: int) -> dict[str, int]:
 
 
 def enlisted_until(state: RunState, account: str) -> int:
-    """Until when the others of its site may slot the account; 0: not."""
+    """Until when the others of its site may place the account; 0: not."""
     return state.enlistments[account].until if account in state.enlistments else 0
 
 
 def may_slot(state: RunState, site: str, replica: int, accounts: Sequence[str], now: int) -> bool:
-    """Whether any machine of the site may slot these accounts, one for each stage, in the replica: each holds its
+    """Whether any machine of the site may place these accounts, one for each stage, in the replica: each holds its
     slot there already, or is enlisted and may take it. Whether they are registered is not looked at."""
     if len(accounts) != state.config.stages or replica >= state.config.max_replicas:
         return False
@@ -36,7 +36,7 @@ def may_slot(state: RunState, site: str, replica: int, accounts: Sequence[str], 
 
 
 def may_take(state: RunState, account: str, replica: int, stage: int, now: int) -> bool:
-    """Whether its site may slot the account there. Whether it is registered is not looked at."""
+    """Whether its site may place the account there. Whether it is registered is not looked at."""
     member = state.member(account)
     able = not member.holds and not state.finished and not state.is_convicted(account)
     stays = stage == member.stage or not state.changed_now(member)

@@ -7,9 +7,9 @@ each question, one proposal timeout after the other.
   by their statements, and its neighbours in the replica, by their open pipes; of others it hears contributions and no
   more, so their silence says nothing.
 - A replica that was not counted for three rounds is dealt by its own members, for nobody can prove which of them breaks
-  it, once all that the round waits for is here: who is dealt before it has contributed to a round misses it. The dead
-  among them are evicted first: they would break the replicas that work. Those whose slots are forfeit are asked, by
-  members whose own are not: only being counted keeps them their slots, wherever they are dealt.
+  it. They deal once all that the round waits for is here: who is dealt before it has contributed to a round misses it.
+  The dead among them are evicted first: they would break the replicas that work. Those whose slots are forfeit are
+  asked, by members whose own are not: only being counted keeps them their slots, wherever they are dealt.
 - A stage that has stalled and holds up a round loses those who do not work: its own members ask who does not sign with
   them; those of the other stages, later, ask everybody. Who was asked and does sign with us we never evict for it.
 """
@@ -113,10 +113,11 @@ class Liveness:
     # ---- who is asked -----------------------------------------------------------------------------------------------
 
     def _is_suspect(self, view: RunView, account: str, now: float) -> bool:
-        """Whether the member of an unsealed stage, heard here when it speaks, has said nothing for a round timeout, and
-        in a round that is open for more than one, when everybody has to; or for two; or, whoever it is, the round is
-        open so long that what was heard of it may be somebody's repetition. Who has just joined is given as long from
-        there."""
+        """Whether the member of an unsealed stage, heard here when it speaks, has said nothing for too long.
+
+        That is a round timeout in a round that is open for more than one, when everybody has to speak, and two in any
+        round. Where the round is open so long that what was heard may be somebody's repetition, it is whoever it is.
+        Who has just joined is given as long from there."""
         slot, timeout = view.slot_of(account), self._rules.round_timeout
         if slot is None or view.next_round(slot[1]) != view.open_round:
             return False
@@ -190,8 +191,9 @@ class Liveness:
 
 
 def claims(view: RunView, account: str, stage: int | None, now: float) -> list[a.Send]:
-    """What an account without a slot can do to get one (of `stage`, or of any) where none is free: ask who has
-    forfeited theirs, the lowest replica first, and evict who could not keep it."""
+    """What an account without a slot can do to get one (of `stage`, or of any) where none is free.
+
+    It asks who has forfeited theirs, the lowest replica first, and evicts who could not keep it."""
     held = sorted((slot, member) for member, slot in view.members().items() if stage is None or slot[1] == stage)
     evictable = [member for _, member in held if view.may_evict(member, int(now))]
     if evictable:

@@ -26,12 +26,14 @@ class Synonym(NamedTuple):
 # The contracts' names are on the chain: SiteSeated, NoFreeSeat, holderOf, and the bitmap `seated` of its stageOf. A
 # machine's own seat is logind's.
 SYNONYMS = (
-    Synonym(r"\w*seat\w*", "slot", r"SiteSeated|NoFreeSeat|seated|show-seat|seat0"),
+    Synonym(r"\w*seat\w*", "slot", r"SiteSeated|NoFreeSeat|seated|show-seat|seat0|\w*first.seat"),
     Synonym(r"holders?", "member", r"COPYRIGHT HOLDERS"),
     Synonym(r"pseudo ?gradients?|outer gradients?", "pseudo-gradient"),
     Synonym(r"(?:rpc|full|archive|blockchain) nodes?", "chain node"),
     Synonym(r"volunteers?", "contributor"),
     Synonym(r"(?:coordinator|aggregator)s?", "proposer"),
+    Synonym(r"shel(?:f|ves)", "message pool"),
+    Synonym(r"sealed files?", "encrypted file"),
     Synonym(r"(?:validator|juror)s?", "member", r"validators"),  # gossipsub calls its own checks so
 )
 

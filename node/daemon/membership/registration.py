@@ -169,7 +169,7 @@ class Membership:
 
     async def leave(self) -> None:
         """Give the slot back, so that nobody waits for us, also one that is just being asked for; without one, take
-        back that our site may slot us. Raises LedgerError."""
+        back that our site may give us a slot. Raises LedgerError."""
         async with self._placing:
             seen = self._follower.seen.value
             enlisted = seen is not None and seen.view.enlisted_until(self._account) >= seen.head.time

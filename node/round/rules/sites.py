@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from dlx.ledger.typed import ANY_STAGE
 from dlx.ledger.view.run_view import RunView
 
-ENLISTED_SECONDS = 1800  # for which a machine lets the others slot it
+ENLISTED_SECONDS = 1800  # for which a machine lets the others give it a slot
 RENEWED_SECONDS = 300  # before that is over
 
 
 @dataclass(frozen=True)
 class Enlist:
-    """Let the others slot this machine until then."""
+    """Let the others give this machine a slot until then."""
 
     until: int
 
