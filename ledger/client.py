@@ -327,7 +327,7 @@ class LedgerClient:
         if self._chain_id not in (None, chain_id):
             raise WrongLedger(f"the chain node at {rpc.name} is on chain {chain_id}, not {self._chain_id}")
         self._check_code(self._ledger_abi, self.ledger, chain_id)
-        (registry,) = self.read("registry")
+        (registry,) = self._read_soon("TrainingLedger", self.ledger, "registry")
         self._check_code(self._registry_abi, registry, chain_id)
         sender = None if self._key is None else Sender(self.rpc, chain_id, self._key, self._outbox, self._limits)
         return Domain(chain_id, self.ledger), registry, sender
@@ -360,13 +360,20 @@ class LedgerClient:
         return sender
 
     def _find_contracts(self) -> Contracts:
-        since = min(self._deployed_at("ledger", self.read), self._deployed_at("registry", self.read_registry))
+        since = min(
+            self._deployed_at("ledger", "TrainingLedger", self.ledger),
+            self._deployed_at("registry", "NodeRegistry", self.registry),
+        )
         return Contracts(self.ledger, self.registry, since)
 
-    def _deployed_at(self, name: str, read: Callable[[str], tuple[Any, ...]]) -> int:
+    def _read_soon(self, contract: str, address: str, function: str) -> tuple[Any, ...]:
+        """The answer of a view, for polls: it soon says that the chain node is silent."""
+        return Interface(contract, self._polling).call(address, function)
+
+    def _deployed_at(self, name: str, contract: str, address: str) -> int:
         """The block of a contract's creation, by its own word. Its time shows that it is the chain node's block of that
         number: there are chains whose contracts count other blocks than their nodes."""
-        number, time = read("deployedAt")
+        number, time = self._read_soon(contract, address, "deployedAt")
         block, node = self._polling.header(number), self._polling.name
         if block is None:
             raise LedgerUnavailable(f"the chain node at {node} has no block {number}, in which the {name} was created")

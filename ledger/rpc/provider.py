@@ -1,4 +1,4 @@
-"""The provider under web3: chain nodes at some URLs, of which another is asked where the first does not answer."""
+"""Chain nodes at some URLs, of which another is asked where the first does not answer; and web3's way to them."""
 
 import contextlib
 import logging
@@ -27,20 +27,31 @@ _T = TypeVar("_T")
 Exchange = Callable[[Transport, float], _T]  # asks a chain node; the seconds within which
 
 
-class FailoverProvider(BaseProvider):
+class PatientProvider(BaseProvider):
+    """What web3's contracts ask through: some chain nodes, with `patience` in seconds for all retries."""
+
+    global_ccip_read_enabled = False  # else a revert could send us to any URL (EIP-3668)
+
+    def __init__(self, chain_nodes: "Failover", patience: float) -> None:
+        super().__init__()
+        self._chain_nodes, self._patience = chain_nodes, patience
+
+    def make_request(self, method: RPCEndpoint, params: Any) -> RPCResponse:
+        """Error answers are raised before web3 sees them: it would fail on some that a hostile node can make up."""
+        return {"jsonrpc": "2.0", "id": 0, "result": self._chain_nodes.ask([(method, params)], self._patience)[0]}
+
+
+class Failover:
     """Thread-safe. Times in seconds: `timeout` for one request, `patience` for all retries.
 
     The first URL that is well is asked. One that fails rests while others answer, one that wants us to wait is not
     asked before, and one on another chain is never used: `chain_id`, or else what the first to answer says.
     """
 
-    global_ccip_read_enabled = False  # else a revert could send us to any URL (EIP-3668)
-
     def __init__(
         self, endpoints: Iterable[Endpoint], timeout: float, patience: float, chain_id: int | None = None
     ) -> None:
         """Asks nothing. Raises LedgerError where no URL is given."""
-        super().__init__()
         self._endpoints = tuple(endpoints)
         if not self._endpoints:
             raise LedgerError("no RPC URL is given")
@@ -54,11 +65,6 @@ class FailoverProvider(BaseProvider):
         """Bytes (sent, received) so far, with the headers of HTTP."""
         meters = [endpoint.meter for endpoint in self._endpoints]
         return sum(meter.sent for meter in meters), sum(meter.received for meter in meters)
-
-    def make_request(self, method: RPCEndpoint, params: Any) -> RPCResponse:
-        """What web3's contracts ask through. Error answers are raised before web3 sees them: it would fail on some
-        that a hostile node can make up."""
-        return {"jsonrpc": "2.0", "id": 0, "result": self.ask([(method, params)])[0]}
 
     def ask(self, requests: Sequence[Request], patience: float | None = None) -> list[Any]:
         """The results of requests that go out together. Raises RpcError where one is refused, LedgerUnavailable when no
@@ -94,11 +100,9 @@ class FailoverProvider(BaseProvider):
         now = time.monotonic()
         return min(self._usable(), key=lambda endpoint: max(endpoint.rests_until, endpoint.closed_until, now))
 
-    def each(self) -> "Iterator[FailoverProvider]":
+    def each(self) -> "Iterator[Failover]":
         """One for every URL, which asks no other. Raises WrongLedger where all are on other chains."""
-        return (
-            FailoverProvider([endpoint], self.timeout, self.patience, self._chain_id) for endpoint in self._usable()
-        )
+        return (Failover([endpoint], self.timeout, self.patience, self._chain_id) for endpoint in self._usable())
 
     def find_teller(self) -> Endpoint | None:
         """A chain node that can be waited at. Of several none: the one that is waited at may be the one that is

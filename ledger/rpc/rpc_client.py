@@ -10,14 +10,14 @@ from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, Ledger
 from dlx.ledger.rpc.endpoint import AdaptiveSize, Endpoint, Transport
 from dlx.ledger.rpc.headers import Header, Logs, told_header
 from dlx.ledger.rpc.json_rpc import STORED, NoAnswer, Request, as_number, octets
-from dlx.ledger.rpc.provider import FailoverProvider
+from dlx.ledger.rpc.provider import Failover, PatientProvider
 
 _LONGEST = 10.0  # s that a chain node is asked to wait for a block
 _MOST_BLOCKS = 10**10  # ten a second for thirty years: pages of logs up to a higher head would never end
 
 
 class RpcClient:
-    """The chain nodes at some URLs, asked as `FailoverProvider` says. Thread-safe.
+    """The chain nodes at some URLs, asked as `Failover` says. Thread-safe.
 
     `web3` is for contracts. Requests of ours go through `call`: web3's own methods fill in defaults, decode laxly,
     and some (get_block) are not thread-safe, because they keep the method's name in an object that all threads share.
@@ -25,41 +25,41 @@ class RpcClient:
 
     def __init__(
         self,
-        urls: str | Sequence[str] | FailoverProvider,
+        urls: str | Sequence[str] | Failover,
         timeout: float = 10.0,
         patience: float = 20.0,
         chain_id: int | None = None,
     ) -> None:
         """Asks nothing. Raises LedgerError for what is no URL."""
-        if not isinstance(urls, FailoverProvider):
+        if not isinstance(urls, Failover):
             each = [urls] if isinstance(urls, str) else list(dict.fromkeys(urls))
-            urls = FailoverProvider(map(Endpoint, each), timeout, patience, chain_id)
-        self._provider, self._patience = urls, patience
+            urls = Failover(map(Endpoint, each), timeout, patience, chain_id)
+        self._chain_nodes, self._patience = urls, patience
         # No middleware and no ENS: they would ask the node for chain ids, gas, fees and names behind our back.
-        self.web3 = Web3(self._provider, middleware=(), ens=None)
+        self.web3 = Web3(PatientProvider(self._chain_nodes, patience), middleware=(), ens=None)
 
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes (sent, received) so far, with the headers of HTTP: of all who share these chain nodes."""
-        return self._provider.traffic
+        return self._chain_nodes.traffic
 
     def with_patience(self, patience: float) -> "RpcClient":
-        """The same chain nodes, and what is known of them. `web3` stays as patient as it was."""
-        return RpcClient(self._provider, patience=patience)
+        """The same chain nodes, and what is known of them."""
+        return RpcClient(self._chain_nodes, patience=patience)
 
     def each(self) -> "tuple[RpcClient, ...]":
         """One for every URL, which asks no other. Raises WrongLedger where all are on other chains."""
-        return tuple(RpcClient(provider, patience=self._patience) for provider in self._provider.each())
+        return tuple(RpcClient(provider, patience=self._patience) for provider in self._chain_nodes.each())
 
     @property
     def name(self) -> str:
         """The host that is asked next, and its port."""
-        return self._provider.next().name
+        return self._chain_nodes.next().name
 
     @property
     def log_range(self) -> AdaptiveSize:
         """Of how many blocks the chain node that is asked next gives the logs."""
-        return self._provider.next().log_range
+        return self._chain_nodes.next().log_range
 
     def call(self, method: str, *params: Any, patience: float | None = None) -> Any:
         """The result. Raises RpcError for an error answer, LedgerUnavailable when no node answers in time
@@ -73,7 +73,7 @@ class RpcClient:
         that shrink where the chain node refuses them. Raises as `call` does, where a single one fails."""
         done = 0
         while done < len(calls):
-            size = self._provider.next().batches[method]
+            size = self._chain_nodes.next().batches[method]
             page = calls[done : done + min(at_once, size.limit)]
             try:
                 found = self._ask([(method, params) for params in page], patience)
@@ -90,12 +90,12 @@ class RpcClient:
     def several(self, *requests: Request) -> list[Any]:
         """The results of different requests, in one exchange where the chain node takes batches, else one after the
         other; the RpcError that answers one stands in its place. Raises LedgerUnavailable, WrongLedger."""
-        endpoint, refused = self._provider.next(), False
+        endpoint, refused = self._chain_nodes.next(), False
         size = endpoint.batches["several"]
         if len(requests) <= size.limit:
             try:
-                return self._provider.once(
-                    endpoint, lambda transport, timeout: transport.ask(requests, timeout), self._provider.timeout
+                return self._chain_nodes.once(
+                    endpoint, lambda transport, timeout: transport.ask(requests, timeout), self._chain_nodes.timeout
                 )
             except (NoAnswer, RpcError):
                 refused = True  # unless it cannot be asked at all
@@ -150,19 +150,19 @@ class RpcClient:
     def _seen(self, head: Header | None) -> Header:
         if head is None:
             raise LedgerUnavailable(f"the chain node at {self.name} has no blocks")
-        self._provider.see(self._plausible(head).number)
+        self._chain_nodes.see(self._plausible(head).number)
         return head
 
     @property
     def tells(self) -> bool:
         """Whether `newer` waits for a block, as far as is known: where no other chain node is asked, the embedded chain
         or one by a websocket."""
-        return self._provider.teller is not None
+        return self._chain_nodes.teller is not None
 
     def newer(self, seen: Header, seconds: float, contracts: Sequence[str] = ()) -> Header:
         """The head, as `head`. Where the chain node can tell, as soon as it is another than `seen`, or after so many
         seconds (at most 10); perhaps with its logs of these contracts."""
-        teller = self._provider.find_teller() if seconds > 0 else None
+        teller = self._chain_nodes.find_teller() if seconds > 0 else None
         if teller is None:
             return self.head()
 
@@ -170,10 +170,10 @@ class RpcClient:
             return transport.next_head(seen.hash, min(seconds, _LONGEST), timeout, contracts)
 
         try:
-            found = self._provider.once(teller, wait, seconds + self._provider.timeout)
+            found = self._chain_nodes.once(teller, wait, seconds + self._chain_nodes.timeout)
         except (NoAnswer, RpcError) as error:
             if isinstance(error, RpcError):  # another version's
-                self._provider.teller = None
+                self._chain_nodes.teller = None
             return self.head()  # which is asked for again and again
         if found is None:
             return seen
@@ -193,7 +193,7 @@ class RpcClient:
         return header
 
     def _ask(self, requests: Sequence[Request], patience: float | None) -> list[Any]:
-        return self._provider.ask(requests, self._patience if patience is None else patience)
+        return self._chain_nodes.ask(requests, self._patience if patience is None else patience)
 
     def _result_or_error(self, method: str, *params: Any) -> Any:
         try:
