@@ -309,7 +309,7 @@ def _pace() -> list[dict[str, Any]]:
 
         def note(name: str, *said: Any, pace: Pace = pace, events: list[list[Any]] = events) -> None:
             events.append([name, *said])
-            getattr(pace, name)(*said)
+            getattr(pace, {"came": "contributed"}.get(name, name))(*said)
 
         note("opened", delay, 100.0)
         now, ended = 100.0, dict.fromkeys(held, 100.0)

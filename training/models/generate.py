@@ -61,29 +61,29 @@ class Writer:
         """Pieces of the answer, a token or more each, with None; the last with "stop" or "length": why it ends there.
         `prompt` and `max_tokens` have to fit into `context` together."""
         chance = torch.Generator().manual_seed(how.seed) if how.seed is not None else None
-        given, kept, ids, said = torch.tensor([[*prompt] or [0]]), None, list[int](), ""
+        given, kept, ids, sent = torch.tensor([[*prompt] or [0]]), None, list[int](), ""
         for _ in range(how.max_tokens):
             with torch.inference_mode():
                 found = self._model(given.to(self._device), past_key_values=kept, use_cache=True)
                 chosen = _choose(found.logits[0, -1].float().cpu(), how, chance)
             kept, given = found.past_key_values, torch.tensor([[chosen]])
             if chosen in self._ends:
-                yield self._rest(ids, said), "stop"
+                yield self._rest(ids, sent), "stop"
                 return
             ids.append(chosen)
             text = self._tokenizer.decode(ids, skip_special_tokens=True)
             ends = [at for one in how.stop if (at := text.find(one)) >= 0]
             if ends:
-                yield text[: min(ends)][len(text) :], "stop"
+                yield text[: min(ends)][len(sent) :], "stop"
                 return
             held = max((_overlap(text, one) for one in how.stop), default=0)  # it may be the beginning of a stop
-            if not text.endswith(_UNDECIDED) and len(text) - held > len(text):
-                yield text[len(text) : len(text) - held], None
-                said = text[: len(text) - held]
-        yield self._rest(ids, said), "length"
+            if not text.endswith(_UNDECIDED) and len(text) - held > len(sent):
+                yield text[len(sent) : len(text) - held], None
+                sent = text[: len(text) - held]
+        yield self._rest(ids, sent), "length"
 
-    def _rest(self, ids: Sequence[int], text: str) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))[len(text) :]
+    def _rest(self, ids: Sequence[int], sent: str) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))[len(sent) :]
 
 
 def _choose(logits: Tensor, how: Sampling, chance: torch.Generator | None) -> int:
