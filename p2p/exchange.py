@@ -141,7 +141,8 @@ class BlobExchange:
         return path
 
     async def _is_here(self, hash_: bytes, tree: Tree | None) -> bool:
-        """A download that all its callers left comes to its end first: it may end with the blob."""
+        """A download that all its callers left comes to its end first: it may end with the blob. Only our disk can make
+        that long, so it has no deadline."""
         while True:
             here = await trio.to_thread.run_sync(self._store.has, hash_)
             download = self._downloads.get((hash_, tree))
@@ -174,15 +175,17 @@ class BlobExchange:
 
     @staticmethod
     async def _until_over(hash_: bytes, download: _Download, patience_s: float) -> None:
+        """Patience counts the seconds in which our disk does not work."""
         progress = download.progress
         while True:
-            done, came = progress.done, progress.bytes
-            with trio.move_on_after(patience_s):
-                await download.over.wait()
-            if download.over.is_set():
-                return
-            if progress.done - done < LEAST_RATE * patience_s:
-                came = progress.bytes - came
+            before, disk, began, left = progress.bytes, progress.disk_seconds, trio.current_time(), patience_s
+            while left > 0:
+                with trio.move_on_after(max(left, patience_s / 10)):
+                    await download.over.wait()
+                if download.over.is_set():
+                    return
+                left = patience_s - (trio.current_time() - began) + (progress.disk_seconds - disk)
+            if (came := progress.bytes - before) < LEAST_RATE * patience_s:
                 raise BlobTimeout(f"blob {hash_.hex()[:16]}: only {came} bytes came within {patience_s:.0f} s")
 
     async def _run(self, task_status: Any) -> None:

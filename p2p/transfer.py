@@ -25,7 +25,6 @@ from dlx.p2p.host import Host
 from dlx.p2p.muxer import lay_down, take_up
 from dlx.p2p.sharing import (
     HESITATION,
-    LEAST_RATE,
     LONGEST_SILENCE,
     SHARERS,
     SILENCE,
@@ -73,7 +72,7 @@ class Peers:
 
 
 class Progress:
-    """What got done of a download, in bytes: those that came, and LEAST_RATE for every second of work on the disk."""
+    """What got done of a download: the bytes that came, and the seconds of work on the disk."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -81,9 +80,9 @@ class Progress:
         self._works, self._since = 0, 0.0  # under way, and since when there is any
 
     @property
-    def done(self) -> float:
+    def disk_seconds(self) -> float:
         under_way = trio.current_time() - self._since if self._works else 0.0
-        return self.bytes + LEAST_RATE * (self._on_disk + under_way)
+        return self._on_disk + under_way
 
     def came(self, count: int) -> None:
         """So many bytes did."""

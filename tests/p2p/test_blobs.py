@@ -148,6 +148,26 @@ async def test_a_slow_disk_is_waited_for(tmp_path, monkeypatch):
         assert one.host.bytes_received - before < 1.5 * CHUNK, "it came once"
 
 
+async def test_a_slow_disk_is_waited_for_where_all_came_before(tmp_path, monkeypatch):
+    """As after a crash before the last step: not a byte comes any more, and the disk is all that it waits for."""
+    finish, slow = exchange.Partial.finish, False
+
+    def crashing_then_slow(partial: exchange.Partial) -> bool:
+        if not slow:
+            raise OSError("the power is gone")
+        time.sleep(2.5)
+        return finish(partial)
+
+    monkeypatch.setattr(exchange.Partial, "finish", crashing_then_slow)
+    async with network(tmp_path, 2) as (one, two):
+        name = two.store.put(data := os.urandom(CHUNK))
+        with pytest.raises(OSError, match="the power is gone"):
+            await one.blobs.fetch(name, GIB, None, 10)
+        slow, before = True, one.host.bytes_received
+        assert (await one.blobs.fetch(name, GIB, None, 0.6)).read_bytes() == data
+        assert one.host.bytes_received - before < CHUNK / 2, "it came before"
+
+
 async def ask(node: Node, peer: Node, hash_: bytes, offset: int, length: int) -> tuple[wire.BlobReply, bytes]:
     stream = await node.host.open_stream(peer.id, transfer.BLOB, 5)
     try:
