@@ -21,6 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Send
 
 from dlx.node.web.guard import LOOPBACK_HOSTS, Guard, is_foreign
 from dlx.node.web.serving import LimitedStream
@@ -157,17 +158,26 @@ class Completions:
 
 
 class _Answer(LimitedStream):
-    """Written while it is sent; whoever hangs up ends it."""
+    """Written while it is sent, or before, as the request asks; whoever hangs up ends it."""
 
     def __init__(
         self, pieces: AsyncIterator[Piece], body: _AnyRequest, model: str, answers: trio.CapacityLimiter
     ) -> None:
         self._pieces, self._is_chat, self._model = pieces, isinstance(body, _ChatRequest), model
         self._id, self._made = f"dlx-{uuid.uuid4().hex}", int(time.time())
-        if body.stream:
-            super().__init__(self._events(), "text/event-stream", answers, _no_room(), {"cache-control": "no-store"})
-        else:
-            super().__init__(self._whole(), "application/json", answers, _no_room())
+        self._in_pieces = body.stream
+        kind = "text/event-stream" if body.stream else "application/json"
+        super().__init__(self._events(), kind, answers, _no_room(), {"cache-control": "no-store"})
+
+    async def stream_response(self, send: Send) -> None:
+        """A whole answer begins once it is there: what fails before is an error, and not half an answer."""
+        if self._in_pieces:
+            await super().stream_response(send)
+            return
+        body = await self._whole()
+        length = (b"content-length", str(len(body)).encode())
+        await send({"type": "http.response.start", "status": 200, "headers": [*self.raw_headers, length]})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
         async for text, end in self._pieces:
@@ -175,12 +185,12 @@ class _Answer(LimitedStream):
             yield b"data: " + self._encoded("chat.completion.chunk", choice, end) + b"\n\n"
         yield b"data: [DONE]\n\n"
 
-    async def _whole(self) -> AsyncIterator[bytes]:
+    async def _whole(self) -> bytes:
         text, why = "", None
         async for piece, end in self._pieces:
             text, why = text + piece, end
         choice = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
-        yield self._encoded("chat.completion", choice, why)
+        return self._encoded("chat.completion", choice, why)
 
     def _encoded(self, chat: str, choice: dict[str, Any], end: str | None) -> bytes:
         return msgspec.json.encode(

@@ -231,6 +231,32 @@ def test_only_this_machine_or_who_has_the_token_is_answered(writer: Writer) -> N
         assert asked(far, "POST", "/v1/completions", given, host="node.example", **headers).status_code == code
 
 
+def test_a_whole_answer_that_fails_is_an_error_and_not_half_an_answer(writer: Writer, monkeypatch) -> None:
+    def failing(*_: Any) -> Any:
+        yield "half", None
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(Writer, "write", failing)
+    app = Completions(writer, "m").app()
+
+    async def go() -> int:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return (await client.post("/v1/completions", json={"prompt": "a"})).status_code
+
+    assert trio.run(go) == 500
+
+
+def test_an_answer_is_written_in_pieces_and_is_the_same_as_the_whole(writer: Writer) -> None:
+    app, given = Completions(writer, "m").app(), {"prompt": "hello", "max_tokens": 12, "temperature": 0}
+    whole_answer = asked(app, "POST", "/v1/completions", given)
+    assert int(whole_answer.headers["content-length"]) == len(whole_answer.content)
+    lines = asked(app, "POST", "/v1/completions", given | {"stream": True}).text.split("\n\n")
+    pieces = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert len(pieces) > 2
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == whole_answer.json()["choices"][0]["text"]
+
+
 def test_who_hangs_up_ends_the_answer(writer: Writer) -> None:
     served = Completions(writer, "m")
     app, sent = served.app(), list[Any]()
