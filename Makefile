@@ -124,6 +124,7 @@ clean:
 	rm -rf $(VENV) $(SLITHER) $(ADVISORIES) $(TRANSFORMERS4) contracts/node_modules contracts/out contracts/cache
 
 $(VENV)/bin/python:
+	@test -d src/dlx/node || { echo 'src/dlx/node leads to no folder: this checkout has no symbolic links. Clone with `git clone -c core.symlinks=true` (on Windows inside WSL).' >&2; exit 1; }
 	$(PYTHON) -c 'import sys; sys.exit("dlx-node needs Python 3.11 or newer; set PYTHON=... to one") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 

@@ -183,7 +183,7 @@ def test_a_slow_chain_node_is_asked_for_many_receipts_for_a_bounded_time(fake_ch
     asked = []
     fake_chain.eth_getTransactionReceipt = lambda name: asked.append(name) or time.sleep(0.0 if batches else 0.1)
     if not batches:
-        sender._rpc._provider.next().batches["eth_getTransactionReceipt"].refused(2)
+        sender._rpc._chain_nodes.next().batches["eth_getTransactionReceipt"].refused(2)
     versions = tuple(f"0x{n:064x}" for n in range(40))
     began = time.monotonic()
     assert sender._receipt(replace(pending, hashes=versions)) is None
@@ -404,7 +404,7 @@ def test_a_node_with_a_made_up_head_does_not_make_the_first_seem_stuck(fake_chai
     rpc.head()
     fake_chain.faults.append(lambda *_: b"garbage")  # so the second is asked, once
     assert rpc.head().number > 10**6
-    rpc._provider._endpoints[0].rests_until = 0.0
+    rpc._chain_nodes._endpoints[0].rests_until = 0.0
     deadline = time.monotonic() + 0.5
     while time.monotonic() < deadline:
         fake_chain.mine()

@@ -83,4 +83,6 @@ def _shown(key: str, value: Any) -> Any:
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(value) or "none"
+    if isinstance(value, float):
+        return f"{value:g}"
     return "off" if value is False else "on" if value is True else str(value) if value != "" else "none"
