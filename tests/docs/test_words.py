@@ -34,6 +34,8 @@ SYNONYMS = (
     Synonym(r"(?:coordinator|aggregator)s?", "proposer"),
     Synonym(r"shel(?:f|ves)", "message pool"),
     Synonym(r"sealed files?", "encrypted file"),
+    Synonym(r"gossip\s+records?|records?\s+on\s+request|requests?\s+for\s+records", "message on request"),
+    Synonym(r"record's\s+text|records\s+of\s+(?:a|the)\s+file", "entry"),
     Synonym(r"(?:validator|juror)s?", "member", r"validators"),  # gossipsub calls its own checks so
 )
 
