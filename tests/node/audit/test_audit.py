@@ -561,7 +561,7 @@ def test_a_start_that_has_a_residual_in_it_is_left_to_level_3_and_the_report_say
 def test_a_state_that_was_lost_begins_with_nothing_and_says_so(
     history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
 ) -> None:
-    """Whoever lost its data folder, and the book of what it signed too, goes on from zeros."""
+    """Whoever lost its data folder, its slashing protection too, goes on from zeros."""
     zeros = {stage: unused(history_network.run("to-measure").manifest, stage) for stage in range(2)}
 
     def lost(one: Contribution) -> Contribution:
