@@ -10,14 +10,8 @@ from dlx.ledger.index.event_index import REGISTRY as REGISTRY_LOGS
 from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.index.feed import EventFeed
 from dlx.ledger.index.log_reader import IndexLost
-from dlx.ledger.rpc.rpc_client import RpcClient
 
 CONTRACTS = Contracts(LEDGER, REGISTRY)
-
-
-@pytest.fixture
-def rpc(fake_chain):
-    return RpcClient(fake_chain.url, patience=3)
 
 
 @pytest.fixture

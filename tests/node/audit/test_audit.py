@@ -59,11 +59,6 @@ pytest_plugins = ["tests.history_builder"]
 
 
 @pytest.fixture
-def folder(honest_history: History, tmp_path: Path) -> Path:
-    return copied(honest_history, tmp_path / "blobs")
-
-
-@pytest.fixture
 def run_audit(tmp_path: Path) -> Callable[..., Report]:
     """`run_audit(history, own=[...], peers=[...], client=None)`: folders of the auditor and of others."""
 

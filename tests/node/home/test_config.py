@@ -19,13 +19,6 @@ from dlx.node.home.settings import Settings
 from dlx.training.models.placement import Placement
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> DataDir:
-    made = DataDir(tmp_path / "node")
-    made.create()
-    return made
-
-
 def test_flag_beats_environment_beats_file_beats_embedded_chain_beats_default(folder: DataDir) -> None:
     assert config.load(folder, {}, {}).chain_id == 31337
     folder.chain.mkdir()
