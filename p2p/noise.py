@@ -106,8 +106,8 @@ class LeanChannel(SecureSession):
             self._rest = memoryview(bytes(self._rest) + more) if self._rest else more
 
     async def _message(self) -> memoryview:
-        sealed = await self._tcp.packet()
+        encrypted = await self._tcp.packet()
         try:
-            return memoryview(self._decrypt(None, sealed))
+            return memoryview(self._decrypt(None, encrypted))
         except Exception as error:  # of the library under Noise
             raise ConnectionClosedError(f"not a message of the peer's: {error!r}") from error

@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.history_builder import History
 
 
@@ -17,3 +19,8 @@ def flip(folder: Path, digest: bytes) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
+
+
+@pytest.fixture
+def folder(honest_history: History, tmp_path: Path) -> Path:
+    return copied(honest_history, tmp_path / "blobs")

@@ -340,10 +340,10 @@ def _lock(path: Path) -> TextIO:
         file.close()
         raise
     if not alone:
-        member = file.read(20).strip() or "unknown"
+        owner = file.read(20).strip() or "unknown"
         file.close()
         raise ChainError(
-            f"a chain server already runs on {path.parent} (process {member}): stop it first, or use another directory"
+            f"a chain server already runs on {path.parent} (process {owner}): stop it first, or use another directory"
         )
     file.truncate(0)
     file.write(str(os.getpid()))

@@ -114,9 +114,9 @@ def _described(command: Any) -> Iterator[str]:
 
 def _options(command: Any, path: str, head: str) -> list[str]:
     context = _context(command, path)
-    records = [record for one in command.get_params(context) if (record := one.get_help_record(context))]
-    lines = [head] if records else []
-    for names, meaning in records:
+    helped = [row for one in command.get_params(context) if (row := one.get_help_record(context))]
+    lines = [head] if helped else []
+    for names, meaning in helped:
         lines += [".TP", f".B {_text(names)}", _text(" ".join(meaning.split()))]
     return lines
 

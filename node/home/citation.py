@@ -1,6 +1,6 @@
 """How a version of a run is cited: `dlx:CHAIN/LEDGER/RUN@VERSION`, such as dlx:31337/0x8f..e2/0x5c..c0@100.
 
-Chain id and address say where the record is, the run's id (itself a hash of both) which run, the version after how many
+Chain id and address say where the ledger is, the run's id (itself a hash of both) which run, the version after how many
 rounds. With /average the mean that the run publishes as that version; without @VERSION the run is meant. Whoever has a
 chain node of that chain can look all of it up.
 """

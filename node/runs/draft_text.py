@@ -89,7 +89,7 @@ def draft_text(given: Answers) -> str:
         "[data]",
         "# The text is public: the nodes of the run give it to whoever asks.",
         f"source = [{_text(str(given.data))}]  # files, folders or globs of text, .jsonl or .parquet",
-        *([f"field = {_text(given.field)}  # key or column of a record's text"] if given.field != "text" else []),
+        *([f"field = {_text(given.field)}  # key or column of an entry's text"] if given.field != "text" else []),
         *(["raw = true  # files that are no text are taken as their bytes"] if given.raw else []),
         "# private = true  # replicas may also train on text that stays on their machines (start --private-data)",
         *(

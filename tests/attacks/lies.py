@@ -1,6 +1,6 @@
-"""What members of a run do who take part without doing what they say: one record each, with the name it goes by.
+"""What members of a run do who take part without doing what they say: one entry each, with the name it goes by.
 
-The same record drives a liar's training process in a real run (`tests.attacks.liar`) and its replica in the simulation
+The same entry drives a liar's training process in a real run (`tests.attacks.liar`) and its replica in the simulation
 (`benchmarks.attacks`), so that both tables speak of the same thing.
 """
 

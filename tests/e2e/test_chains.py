@@ -92,8 +92,8 @@ def devnet(kind: str, tmp_path: Path) -> Iterator[ElsewhereDevnet]:
     try:
         root = tmp_path / "devnet"
         DataDir(root).create()
-        record = DevnetShape("", ROUNDS[kind], REPLICAS, stages=1, block_time=BLOCK_TIME)
-        made = ElsewhereDevnet(root, record, world=world)
+        shape = DevnetShape("", ROUNDS[kind], REPLICAS, stages=1, block_time=BLOCK_TIME)
+        made = ElsewhereDevnet(root, shape, world=world)
         text = draft(ROUNDS[kind], 10, TIMING, REPLICAS, stages=1, confirmations=CONFIRMATIONS)
         made.make(text, lambda line: None)
         try:

@@ -15,15 +15,18 @@ from typing import Any
 
 import pytest
 from eth_account import Account
+from eth_account.signers.local import LocalAccount
 from eth_account.typed_transactions import TypedTransaction
 from eth_hash.auto import keccak
 from hexbytes import HexBytes
+from web3.contract import Contract
 
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.deployment import deploy, fund
 from dlx.ledger.keys import account_of
 from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.sender import Sender
+from tests.ledger.chain_support import Chain, serving
 from tests.ledger.sender_support import reopen
 from tests.ports import lasting_port
 
@@ -180,6 +183,12 @@ def fake_chain() -> Iterator[FakeChain]:
 
 
 @pytest.fixture
+def rpc(fake_chain: FakeChain) -> RpcClient:
+    """A client of the FakeChain."""
+    return RpcClient(fake_chain.url, patience=3)
+
+
+@pytest.fixture
 def second_chain() -> Iterator[FakeChain]:
     """Another, as behind the second URL of a client."""
     with _served() as chain:
@@ -309,6 +318,25 @@ class World:
 
 def key(index: int) -> bytes:
     return keccak(b"test key %d" % index)
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
+    """A served embedded chain, of the file that asks for it."""
+    with serving(tmp_path_factory.mktemp("chain") / "data") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def owner(chain: Chain) -> LocalAccount:
+    """A funded account on `chain`."""
+    return chain.account()
+
+
+@pytest.fixture(scope="module")
+def probe(chain: Chain, owner: LocalAccount) -> Contract:
+    """A contract of the owner's on `chain`, for every kind of call."""
+    return chain.deploy(owner)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,22 +25,6 @@ from dlx.ledger.chain import ChainError, filters, serve
 from dlx.ledger.chain.blockchain import Blockchain
 from dlx.ledger.rpc.headers import proven_bloom
 from tests.patience import PATIENCE
-
-
-@pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
-    with serving(tmp_path_factory.mktemp("chain") / "data") as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def owner(chain: Chain) -> LocalAccount:
-    return chain.account()
-
-
-@pytest.fixture(scope="module")
-def probe(chain: Chain, owner: LocalAccount) -> Contract:
-    return chain.deploy(owner)
 
 
 def test_web3_fills_in_fees_and_gas_deploys_calls_and_decodes_events(chain: Chain) -> None:

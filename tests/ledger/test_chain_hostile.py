@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sqlite3
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -37,17 +36,6 @@ GENERATORS = "".join(
         8495653923123431417604973247489272438418190587263600148770280649306958101930,
     )
 )
-
-
-@pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
-    with serving(tmp_path_factory.mktemp("chain") / "data") as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def owner(chain: Chain) -> LocalAccount:
-    return chain.account()
 
 
 def test_runaway_code_ends_with_an_error_and_nothing_else(chain: Chain, owner: LocalAccount) -> None:

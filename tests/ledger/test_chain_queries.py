@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import rlp
-from chain_support import Chain, serving, wait_for
+from chain_support import Chain, wait_for
 from eth_account import Account
 from eth_account.signers.local import LocalAccount
 from trie import HexaryTrie
@@ -15,22 +14,6 @@ from web3 import Web3
 from web3.contract import Contract
 
 from dlx.ledger.chain import filters
-
-
-@pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
-    with serving(tmp_path_factory.mktemp("chain") / "data") as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def owner(chain: Chain) -> LocalAccount:
-    return chain.account()
-
-
-@pytest.fixture(scope="module")
-def probe(chain: Chain, owner: LocalAccount) -> Contract:
-    return chain.deploy(owner)
 
 
 def test_a_log_filter_tells_each_log_once(chain: Chain, owner: LocalAccount, probe: Contract) -> None:

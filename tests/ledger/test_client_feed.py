@@ -10,12 +10,6 @@ from dlx.ledger.index.feed import EventFeed
 from dlx.ledger.index.log_reader import Unsettled
 from dlx.ledger.rpc.endpoint import AdaptiveSize
 from dlx.ledger.rpc.headers import Header
-from dlx.ledger.rpc.rpc_client import RpcClient
-
-
-@pytest.fixture
-def rpc(fake_chain):
-    return RpcClient(fake_chain.url, patience=3)
 
 
 def follow(run=RUN, confirmations=0, since=0):

@@ -41,7 +41,7 @@ class Account:
         return self._rpc.number("eth_getTransactionCount", self.name, "latest")
 
     def check_sent(self, count: int) -> None:
-        """Exactly so many transactions were paid for, and the record of what was paid says so."""
+        """Exactly so many transactions were paid for, and `spent.json` says so."""
         assert self.sent == self._sent + count
         (spent,) = self._folder.rglob("spent.json")
         assert sum(json.loads(spent.read_text())["hours"].values()) == self._before - self.balance

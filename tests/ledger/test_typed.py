@@ -339,15 +339,15 @@ def test_values_out_of_type_are_not_encoded(change):
 
 
 def test_only_the_account_itself_can_sign_its_contribution():
-    record = example().sign(DOMAIN, KEY)
-    record.verify(DOMAIN)
-    assert SignedContribution.decode(record.encode()) == record and len(record.encode()) == SIGNED_SIZE
+    signed = example().sign(DOMAIN, KEY)
+    signed.verify(DOMAIN)
+    assert SignedContribution.decode(signed.encode()) == signed and len(signed.encode()) == SIGNED_SIZE
     with pytest.raises(SignatureError):
         example().sign(DOMAIN, b"\2" * 32).verify(DOMAIN)
     with pytest.raises(SignatureError):
-        record.verify(Domain(1, LEDGER))  # the same ledger on another chain
+        signed.verify(Domain(1, LEDGER))  # the same ledger on another chain
     with pytest.raises(SignatureError):
-        dataclasses.replace(record, contribution=example(loss=1)).verify(DOMAIN)
+        dataclasses.replace(signed, contribution=example(loss=1)).verify(DOMAIN)
 
 
 def test_signing_is_deterministic_and_recoverable():

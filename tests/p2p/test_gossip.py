@@ -80,8 +80,8 @@ async def test_what_was_published_before_goes_out_no_more(tmp_path):
             assert node.gossip.traffic()["new"][0] == 2
 
 
-async def test_eight_nodes_need_few_copies_and_check_a_record_once(tmp_path, monkeypatch):
-    """Of a record a node gets the origin's copy and what a few pass on; the others are known by name alone."""
+async def test_eight_nodes_need_few_copies_and_check_a_message_once(tmp_path, monkeypatch):
+    """Of a message a node gets the origin's copy and what a few pass on; the others are known by name alone."""
     checked: list[bytes] = []
     monkeypatch.setattr(
         gossip, "signature_validator", lambda message: checked.append(message.data) or signature_validator(message)
@@ -127,9 +127,9 @@ async def test_a_record_comes_once_and_with_little_around_it(tmp_path):
                 await node.gossip.publish(TOPIC, contribution())
             await until(lambda done=done: all(node.gossip.traffic()["new"][0] == 3 * (done + 2) for node in nodes))
         came = [node.host.traffic()["gossip"][1] - old for node, old in zip(nodes, before, strict=True)]
-        record = len(contribution()) + 300
+        size = len(contribution()) + 300
         assert sum(node.gossip.traffic()["repeated"][0] for node in nodes) <= 12  # of 120: who is slow is sent it twice
-        assert max(came) < 45 * record
+        assert max(came) < 45 * size
 
 
 async def test_only_those_who_follow_a_topic_get_it(tmp_path):

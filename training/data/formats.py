@@ -116,7 +116,7 @@ def find(paths: Sequence[Path], field: str, raw: bool = False, of_bytes: bool = 
     """The sources in files and folders, ordered by their names; folders are searched, hidden files and links to
     folders left out.
 
-    Records have their text in `field`. Of a `DatasetDict` folder the split `train` is taken: name the folder of another
+    Entries have their text in `field`. Of a `DatasetDict` folder the split `train` is taken: name the folder of another
     one to use that. With `raw` a file that is no text is a document of its bytes; `of_bytes`: they are the tokens, and
     byte 0 ends a document. Raises DataError, and so does reading a document that is not what it has to be.
     """
@@ -246,7 +246,7 @@ def _reader(name: str, path: Path, field: str, raw: bool, of_bytes: bool) -> Cal
     if ending in _JSON_LINES or _is_compressed_lines(path):
         return lambda: _json_lines(name, path, field, of_bytes)
     if ending == ".parquet":
-        return lambda: _records(name, path, _arrow_errors(path, _parquet(path, field)), of_bytes)
+        return lambda: _entries(name, path, _arrow_errors(path, _parquet(path, field)), of_bytes)
     return lambda: _text(name, path, raw)
 
 
@@ -371,7 +371,7 @@ def _unfit(row: Any, field: str) -> str:
 
 
 def _chat(keys: Sequence[str], field: str) -> str | None:
-    """What is said of records that hold a chat where a text is expected."""
+    """What is said of entries that hold a chat where a text is expected."""
     found = " and ".join(repr(key) for key in _CHAT if key in keys)
     if not found or (field in keys and field not in _CHAT):
         return None
@@ -394,7 +394,7 @@ def _dataset(name: str, path: Path, field: str, of_bytes: bool) -> Iterator[Docu
         for file in names:
             yield from _arrow_errors(path / file, _stream(path / file, field))
 
-    return _records(name, path, texts(), of_bytes)
+    return _entries(name, path, texts(), of_bytes)
 
 
 _FILES = "_data_files"
@@ -407,12 +407,12 @@ def _json_or_nothing(path: Path, key: str) -> Any:
         return None
 
 
-def _records(name: str, path: Path, texts: Iterator[str | None], of_bytes: bool) -> Iterator[Document]:
+def _entries(name: str, path: Path, texts: Iterator[str | None], of_bytes: bool) -> Iterator[Document]:
     for number, text in enumerate(texts):
         if text:
             data = text.encode()
             if of_bytes and 0 in data:
-                raise DataError(f"{path}, record {number}: {_ZERO}")
+                raise DataError(f"{path}, entry {number}: {_ZERO}")
             yield Document(f"{name}#{number}", len(data), (data,))
 
 

@@ -43,8 +43,8 @@ class Preparation:
     heldout: float = 0.05  # fraction of the bytes
     tokenizer: Path | None = None
     separator: str | int | None = None  # token between documents, by text or id; see `Vocabulary.read`
-    field: str = "text"  # of records: key or column
-    raw: bool = False  # whether files that are no text are taken as their bytes; text and records are the same with it
+    field: str = "text"  # of entries: key or column
+    raw: bool = False  # whether files that are no text are taken as their bytes; text and entries are the same with it
     workers: int = 1  # processes that tokenise; the result is the same
 
     @cached_property

@@ -34,7 +34,7 @@ class DraftData(Samples, frozen=True, forbid_unknown_fields=True, kw_only=True):
     prepared: str = ""  # absolute after reading
     tokenizer: str = ""  # a tokenizer.json, absolute after reading; without one every byte is a token
     separator: str | int | None = None  # token between documents, by text or id
-    field: str = "text"  # key or column of records
+    field: str = "text"  # key or column of entries
     raw: bool = False  # take files that are no text as their bytes
     heldout: Annotated[float, Meta(gt=0, le=0.5)] = 0.05  # fraction of the bytes
 

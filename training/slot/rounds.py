@@ -1,4 +1,4 @@
-"""What the ledger decides about one round of a slot, and what training it gave: plain records, no tensor."""
+"""What the ledger decides about one round of a slot, and what training it gave: plain data, no tensor."""
 
 from msgspec import Struct
 

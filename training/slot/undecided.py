@@ -49,7 +49,7 @@ class Undecided:
         return sorted(round for round in self._numbers() if (self.folder(round) / _FINISHED).exists())
 
     def find(self, round: int) -> Finished | None:
-        """The round's records; None for one that is not here (any more), or damaged."""
+        """What there is of the round; None for one that is not here (any more), or damaged."""
         try:
             return msgspec.msgpack.decode((self.folder(round) / _FINISHED).read_bytes(), type=Finished)
         except (FileNotFoundError, msgspec.MsgspecError):

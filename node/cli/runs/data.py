@@ -35,7 +35,7 @@ def prepare(
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A tokenizer.json.", show_default="none: every byte is a token")
     ] = None,
-    field: Annotated[str, typer.Option(help="Key or column that holds a record's text.")] = "text",
+    field: Annotated[str, typer.Option(help="Key or column that holds an entry's text.")] = "text",
     separator: Annotated[
         str | None,
         typer.Option(

@@ -46,23 +46,23 @@ def create(
 
     account = load_account(folder, settings)
     with plan.reading(manifest), open_ledger(settings, folder, account.secret) as client, Progress(json) as progress:
-        record = create.create_run(
+        created = create.create_run(
             manifest, folder, client, lambda what: _agree(public_data, what), progress.say, progress.show
         )
     if json:
-        options.print_json(record)
+        options.print_json(created)
         return
     options.print_fields(
         [
-            ("run", record.run),
-            ("ledger", "had the run before" if record.existed else "run registered"),
-            ("name", record.name),
-            ("creator", record.creator),
-            ("manifest", record.manifest),
-            ("data manifest", record.data_manifest),
-            *((f"genesis of stage {stage}", name) for stage, name in enumerate(record.genesis)),
-            ("blobs", record.blobs),
-            ("next", f"dlx-node start --run {record.run[:14]} --datadir {shlex.quote(str(folder.root))}"),
+            ("run", created.run),
+            ("ledger", "had the run before" if created.existed else "run registered"),
+            ("name", created.name),
+            ("creator", created.creator),
+            ("manifest", created.manifest),
+            ("data manifest", created.data_manifest),
+            *((f"genesis of stage {stage}", name) for stage, name in enumerate(created.genesis)),
+            ("blobs", created.blobs),
+            ("next", f"dlx-node start --run {created.run[:14]} --datadir {shlex.quote(str(folder.root))}"),
         ]
     )
 

@@ -32,7 +32,7 @@ def command(
     data: Annotated[
         Path | None, typer.Option(metavar="PATH", help="File or folder of text.", show_default="asked")
     ] = None,
-    field: Annotated[str, typer.Option(help="Key or column that holds a record's text.")] = "text",
+    field: Annotated[str, typer.Option(help="Key or column that holds an entry's text.")] = "text",
     raw: Annotated[bool, typer.Option("--raw", help="Take files that are no text too: as their bytes.")] = False,
     model: Annotated[
         str | None,
@@ -139,7 +139,7 @@ def _prompted(question: str, default: object) -> str:
 
 def _text(field: str, raw: bool, given: str) -> tuple[Path, int]:
     """The whole path, and the bytes that would be read of it. Raises UsageFailure for what `run create` would refuse at
-    the first record of a file."""
+    the first entry of a file."""
     from dlx.training.data.formats import Source, find, read_all
     from dlx.training.data.shards import DataError
 

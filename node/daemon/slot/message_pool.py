@@ -80,7 +80,7 @@ class MessagePool:
         found = [(self.stage, round, True)]
         for stage in range(view.config.stages):
             sealed = view.sealed.get((stage, round))
-            counted = {message.replica for message in sealed.records} if sealed is not None else set[int]()
+            counted = {record.replica for record in sealed.records} if sealed is not None else set[int]()
             if stage != self.stage and not replicas <= counted | self._contributed(stage, round):
                 found.append((stage, round, False))
         return found

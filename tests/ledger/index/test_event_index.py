@@ -10,14 +10,8 @@ from dlx.ledger.index.event_index import REGISTRY as REGISTRY_LOGS
 from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.index.feed import EventFeed
 from dlx.ledger.index.log_reader import IndexLost
-from dlx.ledger.rpc.rpc_client import RpcClient
 
 CONTRACTS = Contracts(LEDGER, REGISTRY)
-
-
-@pytest.fixture
-def rpc(fake_chain):
-    return RpcClient(fake_chain.url, patience=3)
 
 
 @pytest.fixture
@@ -113,11 +107,11 @@ def test_a_locked_index_is_waited_for_and_then_done_without(fake_chain, rpc, ind
     fake_chain.mine(joined(replica=1))
     monkeypatch.setattr("dlx.ledger.index.database._BUSY_SECONDS", 0.05)
     other = EventIndex(tmp_path / "index.db", 31337, CONTRACTS)
-    member = sqlite3.connect(tmp_path / "index.db", isolation_level=None)
-    member.execute("BEGIN IMMEDIATE")
+    owner = sqlite3.connect(tmp_path / "index.db", isolation_level=None)
+    owner.execute("BEGIN IMMEDIATE")
     other.sync(rpc)
     assert "locked" in other.trouble and replicas(other.events(RUN)) == [1]
-    member.execute("ROLLBACK")
+    owner.execute("ROLLBACK")
     index.sync(rpc)
     assert index.trouble is None and replicas(index.events(RUN)) == [1]
 

@@ -25,7 +25,6 @@ from dlx.ledger.index import rebuild, seal_rows
 from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.index.rebuild import NodesReplay, RunReplay
 from dlx.ledger.keys import account_of, sign
-from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.typed import Domain, Outcome, Plan, Record, RunConfig, Seal, entries
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_state import ViewError
@@ -43,11 +42,6 @@ CONFIG = RunConfig(
 DOMAIN = Domain(31337, LEDGER)
 DEEDS = ("join", "join", *["seal"] * 8, "leave", "move", "deal", "ask", "answer", "evict", "convict")
 CONTRACTS = Contracts(LEDGER, REGISTRY)
-
-
-@pytest.fixture
-def rpc(fake_chain):
-    return RpcClient(fake_chain.url, patience=3)
 
 
 @pytest.fixture

@@ -59,11 +59,6 @@ pytest_plugins = ["tests.history_builder"]
 
 
 @pytest.fixture
-def folder(honest_history: History, tmp_path: Path) -> Path:
-    return copied(honest_history, tmp_path / "blobs")
-
-
-@pytest.fixture
 def run_audit(tmp_path: Path) -> Callable[..., Report]:
     """`run_audit(history, own=[...], peers=[...], client=None)`: folders of the auditor and of others."""
 
@@ -561,7 +556,7 @@ def test_a_start_that_has_a_residual_in_it_is_left_to_level_3_and_the_report_say
 def test_a_state_that_was_lost_begins_with_nothing_and_says_so(
     history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
 ) -> None:
-    """Whoever lost its data folder, and the book of what it signed too, goes on from zeros."""
+    """Whoever lost its data folder, its slashing protection too, goes on from zeros."""
     zeros = {stage: unused(history_network.run("to-measure").manifest, stage) for stage in range(2)}
 
     def lost(one: Contribution) -> Contribution:

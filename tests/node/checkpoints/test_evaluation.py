@@ -14,7 +14,6 @@ from dlx.node.checkpoints.evaluation import Tasks, evaluate
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.training.data.shards import Dataset, parse_data_manifest
 from dlx.training.models.evaluate import heldout_loss_of_stages
-from tests.blob_folders import copied
 from tests.history_builder import History
 from tests.node.command import dlx
 
@@ -35,11 +34,6 @@ metric_list:
 metadata:
   version: 2.5
 """
-
-
-@pytest.fixture
-def folder(honest_history: History, tmp_path: Path) -> Path:
-    return copied(honest_history, tmp_path / "blobs")
 
 
 def _evaluate(

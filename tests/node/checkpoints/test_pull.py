@@ -18,15 +18,10 @@ from dlx.node.checkpoints.pull import pull
 from dlx.node.home.errors import Failure
 from dlx.training.models import weights
 from dlx.training.models.stages import StageModel, stage_shapes
-from tests.blob_folders import copied, flip
+from tests.blob_folders import flip
 from tests.history_builder import History
 
 pytest_plugins = ["tests.history_builder"]
-
-
-@pytest.fixture
-def folder(honest_history: History, tmp_path: Path) -> Path:
-    return copied(honest_history, tmp_path / "blobs")
 
 
 @pytest.fixture

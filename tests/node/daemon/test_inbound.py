@@ -16,7 +16,7 @@ class Session:
     def __init__(self, takes: bool) -> None:
         self.heard, self.taken, self.takes = list[str](), list[Any](), takes
         self.pipes = SimpleNamespace(refusal=lambda peer, hello: f"asked for {peer}")
-        self.pool = SimpleNamespace(beyond=lambda request: [f"records of {request}"])
+        self.pool = SimpleNamespace(beyond=lambda request: [f"messages of {request}"])
 
     def on_gossip(self, item: Any) -> None:
         self.heard.append(item.message)
@@ -61,7 +61,7 @@ def test_the_session_of_the_moment_gets_it(monkeypatch: pytest.MonkeyPatch) -> N
                 send_pipe.send_nowait(pipe)
                 await trio.testing.wait_all_tasks_blocked()
             assert inbound.pipes.refuse("a peer", None) == "asked for a peer"
-            assert inbound.messages.beyond("a round") == ["records of a round"]
+            assert inbound.messages.beyond("a round") == ["messages of a round"]
             nursery.cancel_scope.cancel()
         assert (early.closed, refused.closed, taken.closed) == (True, True, False)
 

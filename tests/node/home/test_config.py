@@ -19,13 +19,6 @@ from dlx.node.home.settings import Settings
 from dlx.training.models.placement import Placement
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> DataDir:
-    made = DataDir(tmp_path / "node")
-    made.create()
-    return made
-
-
 def test_flag_beats_environment_beats_file_beats_embedded_chain_beats_default(folder: DataDir) -> None:
     assert config.load(folder, {}, {}).chain_id == 31337
     folder.chain.mkdir()
@@ -219,16 +212,16 @@ def test_only_one_process_runs_in_a_folder(folder: DataDir) -> None:
         "import sys; from pathlib import Path; from dlx.node.home.datadir import DataDir\n"
         "with DataDir(Path(sys.argv[1])).lock(): print('held', flush=True); sys.stdin.read()"
     )
-    member = subprocess.Popen(
+    owner = subprocess.Popen(
         [sys.executable, "-c", script, str(folder.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        assert member.stdout is not None and member.stdout.readline() == "held\n"
-        with pytest.raises(Failure, match=rf"another dlx-node \(pid {member.pid}\) runs in"), folder.lock():
+        assert owner.stdout is not None and owner.stdout.readline() == "held\n"
+        with pytest.raises(Failure, match=rf"another dlx-node \(pid {owner.pid}\) runs in"), folder.lock():
             pass
     finally:
-        member.kill()
-        member.wait()
+        owner.kill()
+        owner.wait()
     with folder.lock():  # the dead process holds nothing
         pass
 

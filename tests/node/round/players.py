@@ -308,7 +308,7 @@ PLAYERS: tuple[type[Player], ...] = (
 
 
 class Contest(Simulation):
-    """A run with hostile members, and its book of what honest members did in time and what was counted of it."""
+    """A run with hostile members, and a tally of what honest members did in time and what was counted of it."""
 
     def __init__(self, *args: Any, **changes: Any) -> None:
         self.players: dict[str, Player] = {}
@@ -467,7 +467,7 @@ class Contest(Simulation):
         enough = graced - self.rules.straggler_grace
         return min(graced, max([enough, *(self.first_said.get((round, str(one)), graced) for one in makers)]))
 
-    # ---- the book ----
+    # ---- the tally ----
 
     def _note(self, event: e.Event, everywhere: float) -> None:
         if isinstance(event, e.ContributionSeen):

@@ -75,7 +75,7 @@ class Member:
     behind: float = 0.0  # seconds by which its reckoning of the chain's time lags
     trained: list[int] = field(default_factory=list)
     breaks: bool = False  # it says and signs whatever is asked of it, starts every round, and trains none
-    heard: dict[Any, None] = field(default_factory=dict)  # records since its machine began
+    heard: dict[Any, None] = field(default_factory=dict)  # messages since its machine began
     mute: bool = False  # it answers accusations and says nothing else
 
     @property
@@ -87,7 +87,7 @@ class Member:
 
 
 def round_of(event: Any) -> int:
-    """The round that a record is about."""
+    """The round that a message is about."""
     match event:
         case e.ContributionSeen(signed=signed):
             return signed.contribution.round
@@ -257,7 +257,7 @@ class Simulation:
                 self.tell(member, event, 0.05 + 2 * self.loss * self.random.random())
 
     def tell(self, member: Member, event: Any, seconds: float) -> None:
-        """A record is heard once, unless it was refused: it may be true by a newer view of the ledger."""
+        """A message is heard once, unless it was refused: it may be true by a newer view of the ledger."""
         machine, name = member.machine, replace(event, peer="") if isinstance(event, e.ContributionSeen) else event
 
         def deliver() -> None:

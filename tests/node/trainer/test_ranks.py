@@ -4,8 +4,7 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import msgspec
 import psutil
@@ -15,17 +14,11 @@ from dlx.node.home.errors import Failure
 from dlx.node.trainer import messages as m
 from dlx.training.data.shards import Dataset
 from dlx.training.models.placement import Placement
-from dlx.training.recipe.manifest import Manifest
-from tests.node.trainer.test_supervision import Run, in_trio, soon, trainer
+from tests.node.trainer.test_supervision import Run, in_trio, run, soon, trainer
 from tests.ports import lasting_port
 
-__all__ = ["soon"]
+__all__ = ["run", "soon"]
 TWO = Placement(device="cpu", threads=1, ranks=2)
-
-
-@pytest.fixture
-def run(tiny_run: Callable[..., Manifest], blobs: Path, tmp_path: Path) -> Run:
-    return Run(tiny_run([(0, 3)], rounds=4), blobs, tmp_path)
 
 
 def _opening(run: Run) -> m.Open:

@@ -230,7 +230,7 @@ def test_a_record_has_no_byte_0_where_that_ends_a_document(kind: str, tokenizer:
             source = texts.parquet(tmp_path / "x.parquet", {"text": rows})
         case _:
             source = texts.saved_to_disk(tmp_path / "x", rows)
-    with pytest.raises(DataError, match=f"{source}, (line 21|record 20): its text holds a zero byte"):
+    with pytest.raises(DataError, match=f"{source}, (line 21|entry 20): its text holds a zero byte"):
         prepare_folder(Preparation([source]), tmp_path / "bytes")
     assert prepare_folder(Preparation([source], tokenizer=tokenizer), tmp_path / "ids").train, (
         "no token is a byte there"

@@ -21,9 +21,9 @@ from dlx.training.models.stages import initialise
 from dlx.training.recipe.manifest import Manifest, canonical_bytes
 from dlx.training.recipe.recipe import Inner
 from tests.training.devices import DEVICES
+from tests.training.inner.stepping import TOTAL, steps
 
 SPLITS = [[(0, 3)], [(0, 1), (1, 3)], [(0, 1), (1, 2), (2, 3)]]
-TOTAL = 20
 OPTIMISERS = {name: Inner(optimiser=name, lr=1e-2, matrix_lr=1e-2, clip=0.5) for name in ("adamw", "muon", "shampoo")}
 
 
@@ -33,10 +33,6 @@ def _loop(manifest: Manifest, stage: int, dataset: Dataset, device: str = "cpu")
     loop = InnerLoop(manifest, stage, dataset if needs_data else None, placement)
     loop.load_weights(initialise(manifest, stage))
     return loop
-
-
-def _steps(loop: InnerLoop, low: int, high: int) -> list[float]:
-    return [loop.step(index, TOTAL, loop.positions(index), None, None) for index in range(low, high)]
 
 
 def _step(loop: InnerLoop, index: int, *links: Link | None) -> float:
@@ -55,7 +51,7 @@ def test_the_loss_falls(
     tiny_run: Callable[..., Manifest], dataset: Dataset, inner: Inner, precision: str, device: str
 ) -> None:
     manifest = tiny_run(SPLITS[0], inner=inner, precision=precision)
-    losses = _steps(_loop(manifest, 0, dataset, device=device), 0, TOTAL)
+    losses = steps(_loop(manifest, 0, dataset, device=device), 0, TOTAL)
     assert losses[0] == pytest.approx(math.log(256), abs=0.1)
     assert losses[-1] < losses[0] - 1
 
@@ -71,7 +67,7 @@ def test_a_split_replica_trains_exactly_like_an_unsplit_one(
 ) -> None:
     """With clipping, which takes the norm over all stages."""
     whole = _loop(tiny_run(SPLITS[0], inner=inner), 0, dataset)
-    expected = _steps(whole, 0, 6)
+    expected = steps(whole, 0, 6)
     manifest = tiny_run(split, inner=inner)
     loops = [_loop(manifest, stage, dataset) for stage in range(len(split))]
 
@@ -99,7 +95,7 @@ def test_a_replica_on_another_device_trains_like_one_on_the_cpu_but_for_rounding
     loops = [_loop(manifest, stage, dataset, device=device) for stage in range(2)]
     for loop in loops:
         loop.load_optimiser_state({name: torch.zeros(shape) for name, shape in loop.optimiser_shapes.items()})
-    expected = _steps(whole, 0, 4)
+    expected = steps(whole, 0, 4)
 
     def work(stage: int, previous: Link | None, following: Link | None) -> list[float]:
         loop = loops[stage]
@@ -133,7 +129,7 @@ def test_no_micro_batch_and_no_parameter_waits_for_the_device(
 ) -> None:
     loop = _loop(tiny_run(SPLITS[0], inner=inner), 0, dataset, device=device)
     with _Reads() as reads:
-        _steps(loop, 0, 1)
+        steps(loop, 0, 1)
     assert reads.count == 0  # norms and loss come together, as one tensor
 
 
@@ -175,7 +171,7 @@ def test_another_process_reaches_the_same_bits(
 ) -> None:
     manifest = tiny_run(SPLITS[0])
     loop = _loop(manifest, 0, dataset)
-    _steps(loop, 0, 4)
+    steps(loop, 0, 4)
     (tmp_path / "manifest.json").write_bytes(canonical_bytes(manifest))
     arguments = [str(tmp_path / "manifest.json"), str(blobs)]
     done = subprocess.run([sys.executable, "-c", _REPLAY, *arguments], capture_output=True, timeout=120, check=True)
@@ -208,17 +204,17 @@ def test_training_resumes_from_weights_and_moments_as_if_never_interrupted(
 ) -> None:
     manifest = tiny_run(SPLITS[0], inner=inner)
     loop = _loop(manifest, 0, dataset)
-    _steps(loop, 0, 3)
+    steps(loop, 0, 3)
     values, state = _kept(loop.weights()), _kept(loop.optimiser_state())
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == optimiser_shapes(manifest, 0)
     assert state["step"].tolist() == [3]
     loop.begin_segment()
-    _steps(loop, 3, 6)
+    steps(loop, 3, 6)
 
     resumed = InnerLoop(manifest, 0, dataset)
     resumed.load_weights(values)
     resumed.load_optimiser_state(state)
-    _steps(resumed, 3, 6)
+    steps(resumed, 3, 6)
     assert _hashes(resumed) == _hashes(loop)
     assert torch.equal(state["step"], torch.tensor([3.0]))
 
@@ -228,11 +224,11 @@ def test_an_empty_state_is_a_fresh_optimiser(tiny_run: Callable[..., Manifest], 
     manifest = tiny_run(SPLITS[0], inner=inner)
     fresh, cleared = _loop(manifest, 0, dataset), _loop(manifest, 0, dataset)
     assert all(not tensor.any() for tensor in fresh.optimiser_state().values())
-    _steps(cleared, 0, 2)
+    steps(cleared, 0, 2)
     cleared.load_weights(initialise(manifest, 0))
     cleared.load_optimiser_state({})
-    _steps(fresh, 0, 2)
-    _steps(cleared, 0, 2)
+    steps(fresh, 0, 2)
+    steps(cleared, 0, 2)
     assert _hashes(fresh) == _hashes(cleared)
 
 
@@ -342,7 +338,7 @@ def test_what_is_loaded_is_copied_and_what_is_handed_out_is_the_state_itself(
     loop.load_weights(given)
     live, state = loop.weights(), loop.optimiser_state()
     before = weights.weights_hash(live)
-    _steps(loop, 0, 1)
+    steps(loop, 0, 1)
     assert weights.weights_hash(given) == before != weights.weights_hash(live) == weights.weights_hash(loop.weights())
     assert state["step"].tolist() == [1]
 

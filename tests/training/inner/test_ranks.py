@@ -18,8 +18,8 @@ from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner
 from tests.training.inner.ranked import meet
+from tests.training.inner.stepping import TOTAL, distance, steps
 
-TOTAL = 20
 OPTIMISERS = {name: Inner(optimiser=name, lr=1e-2, matrix_lr=1e-2, clip=0.5) for name in ("adamw", "muon", "shampoo")}
 ODD = {"intermediate_size": 27}  # rows that two ranks cannot share evenly
 RANKS = 2
@@ -43,18 +43,6 @@ def _two(group: Group, manifest: Manifest, dataset: Dataset, stage: int = 0) -> 
     return loop
 
 
-def _steps(loop: InnerLoop, low: int, high: int) -> list[float]:
-    return [loop.step(index, TOTAL, loop.positions(index), None, None) for index in range(low, high)]
-
-
-def _distance(one: InnerLoop, other: InnerLoop, start: dict[str, torch.Tensor]) -> float:
-    """Of the changes since `start`, as level 3 of the audit takes it."""
-    mine, its = one.weights(), other.weights()
-    apart = sum((mine[name] - its[name]).double().square().sum() for name in start)
-    change = sum((mine[name] - start[name]).double().square().sum() for name in start)
-    return float(apart / change) ** 0.5
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", OPTIMISERS.values(), ids=OPTIMISERS)
 @pytest.mark.parametrize("samples", [4, 3])
@@ -66,10 +54,10 @@ def test_two_ranks_take_the_steps_of_one(
     manifest = tiny_run([(0, 3)], inner=inner, config=ODD, data=data, tokens_per_step=16 * samples)
     one, two = _one(manifest, dataset), _two(group, manifest, dataset)
     assert {name: tuple(tensor.shape) for name, tensor in two.weights().items()} == one.shapes
-    losses = _steps(one, 0, 10)
-    assert _steps(two, 0, 10) == pytest.approx(losses, rel=1e-5)
+    losses = steps(one, 0, 10)
+    assert steps(two, 0, 10) == pytest.approx(losses, rel=1e-5)
     assert losses[-1] < losses[0]
-    assert _distance(one, two, initialise(manifest, 0)) < 5e-5
+    assert distance(one, two, initialise(manifest, 0)) < 5e-5
     two.close()
 
 
@@ -107,7 +95,7 @@ def test_a_stage_on_two_ranks_fits_between_stages_on_one(
     expected, alone = losses(None)
     found, shared = losses(stage)
     assert found == pytest.approx(expected, rel=1e-5)
-    assert _distance(alone, shared, initialise(manifest, stage)) < 5e-5
+    assert distance(alone, shared, initialise(manifest, stage)) < 5e-5
     assert isinstance(shared, RankedLoop)
     shared.close()
 
@@ -120,7 +108,7 @@ def test_bfloat16_and_checkpoints_are_shared_too(
     placement = Placement(device="cpu", threads=1, checkpoint=checkpoint)
     one, two = _one(manifest, dataset), RankedLoop(group, manifest, 0, dataset, placement)
     two.load_weights(initialise(manifest, 0))
-    assert _steps(two, 0, 5) == pytest.approx(_steps(one, 0, 5), rel=1e-3)
+    assert steps(two, 0, 5) == pytest.approx(steps(one, 0, 5), rel=1e-3)
     two.close()
 
 
@@ -150,7 +138,7 @@ def test_a_broken_pipe_leaves_every_rank_as_it_was(
 ) -> None:
     manifest = tiny_run([(0, 1), (1, 3)])
     whole, first, last = _one(tiny_run([(0, 3)]), dataset), _two(group, manifest, dataset), _one(manifest, dataset, 1)
-    expected, neighbour = _steps(whole, 0, 3), _one(manifest, dataset, 1)
+    expected, neighbour = steps(whole, 0, 3), _one(manifest, dataset, 1)
 
     def broken(stage: int, previous: Link | None, following: Link | None) -> None:
         if stage == 0:
@@ -182,7 +170,7 @@ def test_a_step_that_is_stopped_or_diverges_leaves_every_rank_as_it_was(
         two.step(0, TOTAL, two.positions(0), None, None)
     two.load_weights(initialise(manifest, 0))
     two.idle()
-    assert _steps(two, 0, 5) == pytest.approx(_steps(one, 0, 5), rel=1e-5)
+    assert steps(two, 0, 5) == pytest.approx(steps(one, 0, 5), rel=1e-5)
     two.close()
 
 
@@ -193,21 +181,21 @@ def test_a_state_goes_from_one_rank_to_two_and_back(
 ) -> None:
     manifest = tiny_run([(0, 3)], inner=inner)
     one, two = _one(manifest, dataset), _two(group, manifest, dataset)
-    _steps(one, 0, 3)
+    steps(one, 0, 3)
     two.load_weights(one.weights())
     two.load_optimiser_state(one.optimiser_state())
     for name, tensor in {**one.weights(), **one.optimiser_state()}.items():
         assert torch.equal(tensor, {**two.weights(), **two.optimiser_state()}[name]), name
     middle = {name: tensor.clone() for name, tensor in one.weights().items()}
     one.begin_segment()
-    losses = _steps(one, 3, 6)
-    assert _steps(two, 3, 6) == pytest.approx(losses, rel=1e-5)
-    assert _distance(one, two, middle) < 5e-5
+    losses = steps(one, 3, 6)
+    assert steps(two, 3, 6) == pytest.approx(losses, rel=1e-5)
+    assert distance(one, two, middle) < 5e-5
     back = InnerLoop(manifest, 0, dataset)
     back.load_weights(two.weights())
     back.load_optimiser_state(two.optimiser_state())
     two.begin_segment()
-    assert _steps(back, 6, 8) == pytest.approx(_steps(two, 6, 8), rel=1e-5)
+    assert steps(back, 6, 8) == pytest.approx(steps(two, 6, 8), rel=1e-5)
     two.load_optimiser_state({})
     assert all(not tensor.any() for tensor in two.optimiser_state().values())
     two.close()

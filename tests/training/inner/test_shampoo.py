@@ -13,6 +13,7 @@ from dlx.training.models import weights
 from dlx.training.models.stages import initialise
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner
+from tests.training.inner.stepping import steps
 
 INNER = Inner(optimiser="shampoo", matrix_lr=0.1, matrix_momentum=0.9, weight_decay=0.2)
 
@@ -117,7 +118,7 @@ def test_a_segment_begins_as_from_its_committed_state(tiny_run: Callable[..., Ma
     manifest = tiny_run([(0, 3)], inner=INNER)
     loop = InnerLoop(manifest, 0, dataset)
     loop.load_weights(initialise(manifest, 0))
-    _steps(loop, 0, 3)
+    steps(loop, 0, 3)
     kept = {name: one.clone() for name, one in loop.weights().items()}
     state = {name: one.clone() for name, one in loop.optimiser_state().items()}
     replay = InnerLoop(manifest, 0, dataset)
@@ -125,14 +126,9 @@ def test_a_segment_begins_as_from_its_committed_state(tiny_run: Callable[..., Ma
     replay.load_optimiser_state(state)
     loop.begin_segment()
     for one in (loop, replay):
-        _steps(one, 3, 7)
+        steps(one, 3, 7)
     assert weights.weights_hash(loop.weights()) == weights.weights_hash(replay.weights())
     assert weights.weights_hash(loop.optimiser_state()) == weights.weights_hash(replay.optimiser_state())
-
-
-def _steps(loop: InnerLoop, low: int, high: int) -> None:
-    for index in range(low, high):
-        loop.step(index, 20, loop.positions(index), None, None)
 
 
 def _stepped(matrix: Tensor, gradient: Tensor) -> Tensor:

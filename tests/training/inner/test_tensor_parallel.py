@@ -28,10 +28,10 @@ from dlx.training.recipe.recipe import Inner, Model, Outer, parse_model
 from dlx.training.slot.change import Difference, Start
 from dlx.training.slot.ranked import RankedSlot
 from tests.training.inner.ranked import meet
+from tests.training.inner.stepping import TOTAL, distance
 from tests.training.recipe.test_families import CASES
 
 TWO_BY_TWO = Placement(device="cpu", threads=1, ranks=4, tensor_parallel=2)
-TOTAL = 20
 INNER = {name: Inner(optimiser=name, lr=1e-2, matrix_lr=1e-2, clip=0.5) for name in ("adamw", "muon", "shampoo")}
 FAMILIES = {  # each stepped by one of the two
     "llama": "muon",
@@ -59,14 +59,6 @@ def _model(case: str) -> Model:
     )
 
 
-def _distance(one: InnerLoop, other: InnerLoop, start: dict[str, torch.Tensor]) -> float:
-    """Of the changes since `start`, as level 3 of the audit takes it."""
-    mine, its = one.weights(), other.weights()
-    apart = sum((mine[name] - its[name]).double().square().sum() for name in start)
-    change = sum((mine[name] - start[name]).double().square().sum() for name in start)
-    return float(apart / change) ** 0.5
-
-
 def _losses(loop: InnerLoop, count: int) -> list[float]:
     return [loop.step(index, TOTAL, loop.positions(index), None, None) for index in range(count)]
 
@@ -88,7 +80,7 @@ def test_steps_and_state_are_those_of_one_process(
     losses = _losses(one, 4)
     assert _losses(shared, 4) == pytest.approx(losses, rel=1e-5)
     assert losses[-1] < losses[0]
-    assert _distance(one, shared, start) < 1e-4
+    assert distance(one, shared, start) < 1e-4
     back = InnerLoop(manifest, 0, dataset)
     back.load_weights(shared.weights())
     back.load_optimiser_state(shared.optimiser_state())

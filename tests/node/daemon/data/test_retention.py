@@ -245,7 +245,7 @@ def test_a_new_node_has_no_stage_to_go_back_to(tmp_path: Path) -> None:
 def test_evidence_stays(tmp_path: Path) -> None:
     evidence = tmp_path / "stage-0" / "evidence" / "5-0xab-cd"
     evidence.parent.mkdir(parents=True)
-    evidence.write_bytes(b"two records")
+    evidence.write_bytes(b"two contributions")
     finish(tmp_path, 0, 10)
     finish(tmp_path, 1, 20)
     drop_other_stages(tmp_path, 1)

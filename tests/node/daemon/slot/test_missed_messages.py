@@ -40,8 +40,8 @@ class Peer:
         self.pool = MessagePool(self.stage)
         choice = [seals_topic(RUN, stage) for stage in range(MAX_STAGES)]
         self.gossip = Gossip(self.host, (contributions_topic(RUN),), choice)
-        records = MessageSync(self.host, self.pool.beyond)
-        self.missed = MissedMessages(self.gossip, records, self.pool, lambda: sim.view, self.hear, 0.4)
+        sync = MessageSync(self.host, self.pool.beyond)
+        self.missed = MissedMessages(self.gossip, sync, self.pool, lambda: sim.view, self.hear, 0.4)
         self.deaf = False
 
     def hear(self, data: bytes, peer: str) -> bool:

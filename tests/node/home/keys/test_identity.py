@@ -14,13 +14,6 @@ from dlx.node.home.settings import Settings
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> DataDir:
-    made = DataDir(tmp_path / "node")
-    made.create()
-    return made
-
-
-@pytest.fixture
 def devnet(folder: DataDir) -> DataDir:
     identity.create(folder, _never, insecure_devnet=True)
     return folder

@@ -139,7 +139,7 @@ def test_honest_statements_follow_whatever_happens(delay: int, alpha: float, ahe
         match random.randrange(6):  # or nothing
             case 0 | 1:
                 sim.kill(victim)
-            case 2:  # its disk is lost, its book is not
+            case 2:  # its disk is lost, its slashing protection is not
                 sim.kill(victim)
                 sim.disks.pop(victim, None)
             case 3:  # both
