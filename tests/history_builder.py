@@ -53,7 +53,7 @@ from tests.patience import PATIENCE
 
 ZERO = bytes(32)
 STAGES, REPLICAS = 2, 2
-TINY = {
+TINY: dict[str, bool | int | float | str] = {
     "model_type": "llama",
     "vocab_size": 256,
     "hidden_size": 16,

@@ -31,7 +31,7 @@ def _withhold() -> None:
     """Whatever is drawn goes the way of what is not."""
     honest = Undecided.decide
 
-    def decide(self: Undecided, round: int, segment: int | None, blobs: Path) -> dict[str, bytes]:
+    def decide(self: Undecided, round: int, segment: int | None, blobs: Path, ahead: float = 0.0) -> dict[str, bytes]:
         return honest(self, round, None, blobs)
 
     Undecided.decide = decide  # type: ignore[method-assign]

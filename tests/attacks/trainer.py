@@ -75,11 +75,11 @@ def _lie_in_steps(lie: Lie) -> None:
 def _lie_about_data(lie: Lie) -> None:
     honest = Slot.train
 
-    def train(self: Any, inputs: RoundInputs, *rest: Any) -> Trained:
+    def train(self: Any, inputs: RoundInputs, *rest: Any, **named: Any) -> Trained:
         lots = lie.lots(inputs.round, self._manifest.min_replicas)
         by = lots * inputs.plan.inner_steps * self._manifest.data.batch_size
         moved = tuple((max(0, low + by), max(0, low + by) + high - low) for low, high in inputs.samples)
-        return honest(self, replace(inputs, samples=moved), *rest)
+        return honest(self, replace(inputs, samples=moved), *rest, **named)
 
     Slot.train = train  # type: ignore[method-assign]
 
@@ -87,8 +87,8 @@ def _lie_about_data(lie: Lie) -> None:
 def _lie_about_the_loss(lie: Lie) -> None:
     honest = loop.run_step
 
-    def run_step(*known: Any) -> float | None:
-        loss = honest(*known)
+    def run_step(*known: Any, **named: Any) -> Tensor | None:
+        loss = honest(*known, **named)
         return None if loss is None else loss * lie.loss
 
     loop.run_step = run_step

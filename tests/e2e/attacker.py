@@ -213,7 +213,7 @@ class Attacker:
 def lie(fault: Fault, watched: Watched, member: Account, domain: Domain) -> SignedContribution:
     """What the member could soon state truly, but for one thing."""
     true, stranger = claim(watched, member.address), PrivateKey().secret
-    lies: dict[str, Any] = {
+    lies: dict[Fault, dict[str, Any]] = {
         Fault.STRANGER: {"account": account_of(stranger)},
         Fault.FOREIGN_SLOT: {"replica": 1 - true.replica},
         Fault.MORE_STEPS: {"inner_steps": 2 * true.inner_steps},
@@ -221,9 +221,9 @@ def lie(fault: Fault, watched: Watched, member: Account, domain: Domain) -> Sign
         Fault.HUGE_PAYLOAD: {"payload_size": 1 << 40},
         Fault.OTHER_RUN: {"run": os.urandom(32)},
         Fault.AFTER_THE_END: {"round": watched.view.config.rounds},
-    }.get(fault, {})
+    }
     by_stranger = fault in (Fault.FORGED_SIGNATURE, Fault.STRANGER)
-    return replace(true, **lies).sign(domain, stranger if by_stranger else member.secret)
+    return replace(true, **lies.get(fault, {})).sign(domain, stranger if by_stranger else member.secret)
 
 
 def claim(watched: Watched, account: str, **other: Any) -> Contribution:

@@ -59,7 +59,7 @@ class Chain:
 
     def sign(self, account: LocalAccount, **fields: Any) -> str:
         """A signed raw transaction: a transfer of 1 wei to itself unless `fields` say otherwise."""
-        transaction = {
+        transaction: dict[str, Any] = {
             "chainId": 31337,
             "nonce": int(self.result("eth_getTransactionCount", account.address, "pending"), 16),
             "to": account.address,

@@ -36,6 +36,8 @@ ROOT = Path(__file__).parents[2]
 class FakeChain:
     """A chain node whose every answer the test decides. `faults` are raised or returned before the real answer."""
 
+    url: str  # where it answers JSON-RPC
+
     def __init__(self) -> None:
         self.branch = "a"
         self.length = 1

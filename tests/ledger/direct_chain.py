@@ -48,8 +48,8 @@ class DirectChain:
         for key in keys:
             node_key = keccak(b"node" + key)
             digest = registration_digest(CHAIN_ID, self.registry, account_of(key), 0)
-            arguments = (*public_point(node_key), sign(digest, node_key), [])
-            data = self._abi["NodeRegistry"].call_data("register", *arguments)
+            signature = sign(digest, node_key)
+            data = self._abi["NodeRegistry"].call_data("register", *public_point(node_key), signature, [])
             assert self._mine(key, bytes.fromhex(self.registry[2:]), data).status == 1
 
     def write(self, key: bytes, function: str, *args: Any) -> list[Event]:

@@ -1,6 +1,8 @@
 """Raw logs as a chain node gives them."""
 
+from collections.abc import Iterable
 from dataclasses import astuple, fields
+from typing import Any
 
 import eth_abi
 
@@ -24,7 +26,7 @@ def deregistered() -> dict:
     return {"address": REGISTRY, "topics": topics, "data": "0x" + data.hex()}
 
 
-def replicas(events) -> list[int]:
+def replicas(events: Iterable[Event]) -> list[int]:
     return [event.replica for event in events if isinstance(event, Joined)]
 
 
@@ -39,7 +41,7 @@ def encoded(event: Event) -> dict:
     return {"address": address, "topics": ["0x" + t.hex() for t in topics], "data": "0x" + data.hex()}
 
 
-def _plain(value: object) -> object:
+def _plain(value: Any) -> object:
     """As eth_abi takes it."""
     match value:
         case Outcome():

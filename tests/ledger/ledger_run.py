@@ -1,7 +1,7 @@
 """A run driven by the tests: its members, its seals, and the comparison of the view with the contract."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dlx.ledger.abi import static_fields
@@ -69,7 +69,10 @@ def work(view: RunView, stage: int, makers: Mapping[int, str], keys: Mapping[str
 
 def seal_of(view: RunView, stage: int, counted: Work, **changes: Any) -> Seal:
     """A correct seal of the stage's next round but for the changes."""
-    outcome = Outcome(*(random.randbytes(32) for _ in range(4)), STEPS, PLAN) if counted else Outcome.empty(STEPS, PLAN)
+    outcome = Outcome.empty(STEPS, PLAN)
+    if counted:
+        weights, momentum, weights_root, momentum_root = (random.randbytes(32) for _ in range(4))
+        outcome = Outcome(weights, momentum, weights_root, momentum_root, STEPS, PLAN)
     records = tuple(counted[replica].contribution.record(32768) for replica in sorted(counted))
     values = {"run": view.run, "stage": stage, "round": view.next_round(stage), "previous": view.head(stage)}
     return Seal(**{**values, "outcome": outcome, "records": records, **changes})
@@ -100,8 +103,8 @@ def verdicts_of(
     counted = view.sealed.get((stage, round))
     made = dict(zip(counted.accounts, counted.records, strict=True)) if counted else {}
     statement = made[account].statement if account in made else random.randbytes(32)
-    values = {"run": view.run, "stage": stage, "round": round, "account": account, "statement": statement}
-    values |= {"finding": FALSE, **changes}
+    values: dict[str, Any] = {"run": view.run, "stage": stage, "round": round, "account": account}
+    values |= {"statement": statement, "finding": FALSE, **changes}
     return [Verdict(**{"report": random.randbytes(32), **values}).sign(view.domain, keys[one]) for one in signers]
 
 
@@ -110,7 +113,7 @@ class Run:
 
     def __init__(self, clients: Sequence[LedgerClient], settings: RunConfig) -> None:
         self.clients = {client.account: client for client in clients}
-        self.keys = {client.account: client._key for client in clients}
+        self.keys = {client.account: client._key for client in clients if client._key is not None}
         self.creator = clients[0]
         genesis = [bytes([1 + s]) * 32 for s in range(settings.stages)]
         self.id = self.creator.create_run(settings, NAME, genesis)
@@ -137,7 +140,12 @@ class Run:
         check(self.view, lambda function, *args: self.creator.read(function, self.id, *args), self.clients)
 
     def makers(self, stage: int, accounts: Sequence[str]) -> dict[int, str]:
-        return {self.view.slot_of(account)[0]: account for account in accounts}
+        by_replica = {}
+        for account in accounts:
+            slot = self.view.slot_of(account)
+            assert slot is not None
+            by_replica[slot[0]] = account
+        return by_replica
 
     def send(
         self,
@@ -153,7 +161,7 @@ class Run:
         return (by or self.creator).seal(seal, signatures_of(self.view, seal, counted, signers, self.keys))
 
 
-def check(view: RunView, read: Any, accounts: Sequence[str]) -> None:
+def check(view: RunView, read: Any, accounts: Iterable[str]) -> None:
     """The view's answers equal the contract's; `read` asks a view of the ledger about the run."""
     voters = 0
     for stage in range(view.config.stages):

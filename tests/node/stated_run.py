@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import msgspec
@@ -13,16 +14,18 @@ import msgspec
 from dlx.ledger.abi import checksum
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerUnavailable
-from dlx.ledger.events import Event, EventPosition, Joined, RunCreated, RunOpened, Sealed
+from dlx.ledger.events import EventPosition, Joined, RunCreated, RunEvent, RunOpened, Sealed
 from dlx.ledger.index import snapshot
 from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.index.rebuild import RunReplay
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.typed import Outcome, Plan, Record, RunConfig
 from tests.ledger.ledger_logs import LEDGER, REGISTRY, encoded
 
 RUN = b"\x01" * 32
 TOKENS, STEPS = 1000, 10
 START = 1_700_000_000
+NOWHERE = "http://127.0.0.1:9"
 
 
 def account(replica: int, stage: int) -> str:
@@ -49,7 +52,7 @@ class StatedRun:
         config = replace(self._config, **terms)
         self.tell(lambda at: RunCreated(run, account(0, 0), config, "a-run", self._genesis, at))
 
-    def tell(self, event: Callable[[EventPosition], Event]) -> EventPosition:
+    def tell(self, event: Callable[[EventPosition], RunEvent]) -> EventPosition:
         """An event in a block of its own."""
         self.block += 1
         name = self.block.to_bytes(32, "big")
@@ -59,7 +62,7 @@ class StatedRun:
 
     def join(self, replica: int, stages: range | None = None) -> None:
         for stage in range(self.stages) if stages is None else stages:
-            self.tell(lambda at, stage=stage: Joined(RUN, account(replica, stage), replica, stage, at))
+            self.tell(partial(Joined, RUN, account(replica, stage), replica, stage))
 
     def open(self) -> None:
         """What the last join brought about, by which the run has its `min_replicas`."""
@@ -115,7 +118,7 @@ class StatedRun:
     def _time(self) -> int:
         return START + 10 * self.block
 
-    def _write(self, event: Event) -> None:
+    def _write(self, event: RunEvent) -> None:
         log, at = encoded(event), event.at
         topics = b"".join(bytes.fromhex(topic[2:]) for topic in log["topics"])
 
@@ -133,10 +136,10 @@ def _name(*of: int) -> bytes:
     return bytes(one % 256 for one in of) * 8
 
 
-class SilentRpc:
+class SilentRpc(RpcClient):
     """Of a chain node that says nothing."""
 
-    def with_patience(self, seconds: float) -> Self:
+    def with_patience(self, patience: float) -> Self:
         return self
 
     def head(self) -> NoReturn:
@@ -147,8 +150,8 @@ class SilentClient(LedgerClient):
     """Of a stated run's index."""
 
     def __init__(self, stated: StatedRun) -> None:
-        super().__init__("http://127.0.0.1:9", LEDGER, chain_id=stated.index.domain.chain_id)
-        self.rpc, self._stated = SilentRpc(), stated
+        super().__init__(NOWHERE, LEDGER, chain_id=stated.index.domain.chain_id)
+        self.rpc, self._stated = SilentRpc(NOWHERE), stated
 
-    def open_index(self) -> EventIndex:
+    def open_index(self, folder: Path | None = None) -> EventIndex:
         return self._stated.index

@@ -39,7 +39,7 @@ class Node:
         frame_limit: int = 1 << 20,
         known: Path | None = None,
         limits: dict[str, float] | None = None,
-        **hello,
+        **hello: Any,
     ) -> None:
         self.rejected: Counter[str] = Counter()
         self.bad: list[str] = []
@@ -87,7 +87,7 @@ async def running(*nodes: Any) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def network(directory: Path, count: int, **options) -> AsyncIterator[list[Node]]:
+async def network(directory: Path, count: int, **options: Any) -> AsyncIterator[list[Node]]:
     """`count` nodes, all connected to each other, all in the gossip mesh."""
     first = Node(1, directory, **options)
     async with first.host.run():
@@ -120,12 +120,10 @@ class Peer:
 @contextmanager
 def other_process(directory: Path, blob_size: int = 0) -> Iterator[Peer]:
     command = [sys.executable, "-m", "tests.p2p.peer", str(directory), str(blob_size)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
-    try:
-        assert process.stdout is not None
-        address, id_, blob = json.loads(process.stdout.readline())
-        yield Peer(process, address, id_, bytes.fromhex(blob))
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
+        try:
+            assert process.stdout is not None
+            address, id_, blob = json.loads(process.stdout.readline())
+            yield Peer(process, address, id_, bytes.fromhex(blob))
+        finally:
+            process.kill()

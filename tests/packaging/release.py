@@ -124,14 +124,13 @@ def metadata(wheel: Path) -> None:
     holds("the wheel is of the version that pyproject.toml names", found["Version"] == VERSION, found["Version"])
     urls = dict(one.split(", ", 1) for one in found.get_all("Project-URL", ()))
     named = {"Source", "Documentation", "Changelog", "Issues"} == set(urls)
-    holds(
-        "it has addresses, keywords, classifiers, a licence", named and found["Keywords"] and found["Classifier"], urls
-    )
+    described = bool(found["Keywords"] and found["Classifier"])
+    holds("it has addresses, keywords, classifiers, a licence", named and described, urls)
     readme = str(found.get_payload())
     targets = re.findall(r"!?\[[^\]]*\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"", readme)
     relative = [one or other for one, other in targets if not re.match(r"https://|#", one or other)]
     images = [one for pair in targets for one in pair if one.endswith(".png")]
-    holds("its description has absolute links and images only", images and not relative, relative)
+    holds("its description has absolute links and images only", bool(images) and not relative, relative)
     if STAND_IN in raw.decode():
         sys.stdout.write(f"({STAND_IN} stands for the public address)\n")
 

@@ -55,7 +55,7 @@ def saved_to_disk(folder: Path, rows: Sequence[str | None], shards: int = 2) -> 
         table = pa.table({"text": pa.array(rows[index * size : (index + 1) * size], pa.string())})
         with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table, max_chunksize=2)
-    state = {
+    state: dict[str, Any] = {
         "_data_files": [{"filename": name} for name in names], "_fingerprint": "0123456789abcdef",
         "_format_columns": None, "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False,
         "_split": "train",

@@ -93,7 +93,7 @@ def _statements() -> dict[str, Any]:
         }  # fmt: skip
         made.append(Contribution(**fields))
     records = tuple(one.record(multiplier) for one, multiplier in zip(made, (32768, 20000), strict=True))
-    hashes = [_digest_of(name) for name in ("weights", "momentum", "weights root", "momentum root")]
+    hashes = _digest_of("weights"), _digest_of("momentum"), _digest_of("weights root"), _digest_of("momentum root")
     seal = Seal(run, 1, 7, _digest_of("previous"), Outcome(*hashes, 10, Plan(4, 8, 20)), records)
     report = Report(run, 7, 1, 1_800_000_000_123, (made[0].hash(),), (made[1].hash(),))
     verdicts = [

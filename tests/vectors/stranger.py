@@ -85,7 +85,7 @@ def contribution_digest(domain: bytes, run: bytes, round: int, stage: int, data:
 def verdict_digest(
     domain: bytes, run: bytes, stage: int, round: int, account: str, name: str, finding: int, report: str
 ) -> bytes:
-    words = [run, stage, round, account, name, finding, report]
+    words: list[int | str | bytes] = [run, stage, round, account, name, finding, report]
     return digest(domain, keccak(keccak(VERDICT) + b"".join(map(word, words))))
 
 

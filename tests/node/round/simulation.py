@@ -22,6 +22,7 @@ from dlx.ledger.typed import (
     RunConfig,
     Seal,
     SignatureError,
+    SignedContribution,
     account_of,
     recover,
     sign,
@@ -185,12 +186,14 @@ class Simulation:
         """Another session of the same slot, or of another replica's."""
         old = member.machine
         member.heard.clear()
-        known = (old.version, old.oldest, old.last_trained, old.own)
-        member.machine = self.machine(old.account, old.stage, self.kept.copy(), *known)
+        member.machine = self.machine(
+            old.account, old.stage, self.kept.copy(),
+            version=old.version, oldest=old.oldest, last_trained=old.last_trained, own=old.own,
+        )  # fmt: skip
 
-    def machine(self, account: str, stage: int, view: RunView, *known: Any) -> RoundMachine:
+    def machine(self, account: str, stage: int, view: RunView, **known: Any) -> RoundMachine:
         takes_samples = stage in (0, self.rules.stages - 1)
-        return RoundMachine(self.rules, account, stage, view, *known, takes_samples=takes_samples)
+        return RoundMachine(self.rules, account, stage, view, takes_samples=takes_samples, **known)
 
     def join(self, name: str, stage: int) -> str:
         """A newcomer takes a slot; it does nothing before `restart`."""
@@ -243,8 +246,8 @@ class Simulation:
 
         self.mail.append((self.now + seconds * (0.5 + self.random.random()), deliver))
 
-    def done(self, member: Member, action: a.Action, outcome: e.Event, seconds: float = 0.05) -> None:
-        self.later(member, e.Done(action, outcome), seconds)  # type: ignore[arg-type]
+    def done(self, member: Member, action: a.Task, outcome: e.Event, seconds: float = 0.05) -> None:
+        self.later(member, e.Done(action, outcome), seconds)
 
     def gossip(self, sender: Member, event: e.Event) -> None:
         """Contributions go to everybody, other statements to the stage's members."""
@@ -307,8 +310,7 @@ class Simulation:
                 served = any(payload in other.payloads and self.serves(other, member) for other in self.alive())
                 if served and self.random.random() >= self.loss:
                     member.payloads.add(payload)
-                    ready = e.PayloadReady(signed.contribution.round, payload, FACTS)
-                    self.done(member, action, ready)
+                    self.done(member, action, e.PayloadReady(signed.contribution.round, payload, FACTS))
                 else:
                     self.later(member, e.Failed(action, "nobody has it"))
             case a.CheckStatement(signed=signed):
@@ -333,8 +335,8 @@ class Simulation:
                 self.gossip(member, event2)
             case a.GossipReport():
                 stage = member.machine.stage
-                made, listed = int(self.now * 1000), (action.holding, action.missing)
-                self.gossip(member, e.ReportSeen(action.round, stage, *listed, member.account, made))
+                holding, missing, now = action.holding, action.missing, int(self.now * 1000)
+                self.gossip(member, e.ReportSeen(action.round, stage, holding, missing, member.account, now))
             case a.HaveSamples(round=round):
                 self.done(member, action, e.SamplesHere(round))
             case a.AdoptVersion(version=version):
@@ -345,7 +347,7 @@ class Simulation:
             case a.KeepEvidence(second=second):
                 member.evidence += 1
                 self.done(member, action, e.EvidenceKept(second))
-            case _:
+            case a.Task():
                 ok = self.ledger_up and self.transact(member, action)
                 mined, refused = e.Done(action, e.Mined(self.block)), e.Failed(action, "refused")
                 self.later(member, mined if ok else refused, 0.5)
@@ -394,14 +396,14 @@ class Simulation:
             mate.trained.append(round)
             self.feed(mate, e.RoundTrained(self.contribution(mate, round)))
 
-    def contribution(self, member: Member, round: int, **changes: object):  # type: ignore[no-untyped-def]
+    def contribution(self, member: Member, round: int, **changes: Any) -> SignedContribution:
         slot = self.view.slot_of(member.account)
         assert slot is not None
         payload = digest("payload", member.account, round, changes)
         member.payloads.add(payload)
         plan = plan_of(self.rules, self.view, slot[1], round) or self.rules.plan
         steps, exchange = member.steps or plan.inner_steps, member.machine.exchange_seconds(round, self.now)
-        values = dict(
+        values: dict[str, Any] = dict(
             run=RUN, round=round, stage=slot[1], replica=slot[0], account=member.account,
             base_weights=self.base_weights(slot[1], round), payload=payload,
             payload_size=FACTS.size, payload_root=FACTS.root, plan=plan.hash(), inner_steps=steps,
@@ -412,7 +414,7 @@ class Simulation:
             compute_ms=int(1000 * self.round_seconds(steps)), exchange_ms=int(1000 * (exchange or 0)), flags=0,
             kept=self.part_kept(member, plan) if self.rules.ladders.rank_adapts else 0,
         )  # fmt: skip
-        return Contribution(**{**values, **changes}).sign(DOMAIN, member.key)  # type: ignore[arg-type]
+        return Contribution(**{**values, **changes}).sign(DOMAIN, member.key)
 
     def base_weights(self, stage: int, round: int) -> bytes:
         base = base_version(self.rules, round)

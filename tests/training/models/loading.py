@@ -4,10 +4,10 @@ JSON object a line. Imports nothing of ours, as nobody who loads such a folder d
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, __version__
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, __version__
 
 TEXTS = (
     "A line,  two spaces\tand ünïcode: ½ 漢字 🙂\r\n\n'tis don't DON'T 12345 done ",
@@ -19,7 +19,8 @@ IDS = torch.arange(3 * 16).view(3, 16) * 5 % 256
 
 
 def load(folder: Path) -> dict[str, Any]:
-    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    model, report = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)  # a pair, because of what was asked for
     tokenizer = AutoTokenizer.from_pretrained(folder)
     generation = GenerationConfig.from_pretrained(folder)
     with torch.inference_mode():
