@@ -19,8 +19,8 @@ from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import Event, RawLog, RunCreated, Sealed, decode_log, event_topic
 from dlx.ledger.index.database import PLACED, IndexFile
 from dlx.ledger.index.log_reader import IndexLost, Timed, Unsettled, fetch_logs, insist
+from dlx.ledger.rpc.failover import LAG
 from dlx.ledger.rpc.headers import Header
-from dlx.ledger.rpc.provider import LAG
 from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.typed import Domain
 

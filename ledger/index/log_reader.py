@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from dlx.ledger.abi import TypedError
 from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import RawLog, parse_log
+from dlx.ledger.rpc.failover import LAG
 from dlx.ledger.rpc.headers import Header, bloom_of, proven_bloom
 from dlx.ledger.rpc.json_rpc import STORED, octets, quantity
-from dlx.ledger.rpc.provider import LAG
 from dlx.ledger.rpc.rpc_client import RpcClient
 
 Timed = tuple[RawLog, int]  # a log and its block's time

@@ -8,9 +8,9 @@ from web3 import Web3
 
 from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.rpc.endpoint import AdaptiveSize, Endpoint, Transport
+from dlx.ledger.rpc.failover import Failover, PatientProvider
 from dlx.ledger.rpc.headers import Header, Logs, told_header
 from dlx.ledger.rpc.json_rpc import STORED, NoAnswer, Request, as_number, octets
-from dlx.ledger.rpc.provider import Failover, PatientProvider
 
 _LONGEST = 10.0  # s that a chain node is asked to wait for a block
 _MOST_BLOCKS = 10**10  # ten a second for thirty years: pages of logs up to a higher head would never end

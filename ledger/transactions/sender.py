@@ -22,9 +22,9 @@ from eth_account import Account
 from dlx.ledger.abi import TypedError
 from dlx.ledger.errors import LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.events import parse_log
+from dlx.ledger.rpc.failover import LAG
 from dlx.ledger.rpc.headers import Header
 from dlx.ledger.rpc.json_rpc import STORED, Request, as_number, quantity
-from dlx.ledger.rpc.provider import LAG
 from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.budget import Budget, BudgetSpent
 from dlx.ledger.transactions.fees import TIP, FeeTooHigh, Limits, Price, cost, eth, price, raised

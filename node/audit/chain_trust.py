@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.proof.history import History, Pin, Proven
+from dlx.ledger.rpc.failover import LAG
 from dlx.ledger.rpc.headers import Header
-from dlx.ledger.rpc.provider import LAG
 from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.node.audit.report import Report
 

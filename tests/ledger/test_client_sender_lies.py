@@ -398,7 +398,7 @@ def test_a_receipt_that_the_first_node_never_has_comes_from_another(fake_chain, 
 
 
 def test_a_node_with_a_made_up_head_does_not_make_the_first_seem_stuck(fake_chain, second_chain, monkeypatch):
-    monkeypatch.setattr("dlx.ledger.rpc.provider._STALE", 0.05)
+    monkeypatch.setattr("dlx.ledger.rpc.failover._STALE", 0.05)
     second_chain.length = 10**9
     rpc = RpcClient([fake_chain.url, second_chain.url], chain_id=31337)
     rpc.head()

@@ -9,7 +9,7 @@ from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import AddressesChanged, Sealed, event_topic
 from dlx.ledger.index.feed import EventFeed
 from dlx.ledger.index.log_reader import _MOST_LATE, Unsettled
-from dlx.ledger.rpc.provider import LAG
+from dlx.ledger.rpc.failover import LAG
 from tests.ledger.conftest import World
 from tests.patience import until
 

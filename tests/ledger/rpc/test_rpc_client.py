@@ -312,11 +312,11 @@ def test_a_chain_that_takes_the_place_of_ours_is_noticed(embedded):
 
 
 def test_a_chain_node_that_is_stuck_gives_way_to_one_that_is_not(embedded, monkeypatch):
-    monkeypatch.setattr("dlx.ledger.rpc.provider._STALE", 0.0)
+    monkeypatch.setattr("dlx.ledger.rpc.failover._STALE", 0.0)
     with FaultProxy(embedded.url) as stuck, FaultProxy(embedded.url) as well:
         rpc = RpcClient([stuck.url, well.url], chain_id=31337)
         height = rpc.head().number
-        monkeypatch.setattr("dlx.ledger.rpc.provider.LAG", LAG - 1)
+        monkeypatch.setattr("dlx.ledger.rpc.failover.LAG", LAG - 1)
         stuck.fault("late")
         assert until("the other is asked", lambda: (found := rpc.head()).number >= height and found)
 
