@@ -1,13 +1,10 @@
-"""Chain nodes at some URLs, of which another is asked where the first does not answer; and web3's way to them."""
+"""Chain nodes at some URLs, of which another is asked where the first does not answer."""
 
 import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
-
-from web3.providers import BaseProvider
-from web3.types import RPCEndpoint, RPCResponse
 
 from dlx.ground.backoff import Backoff
 from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, RpcError, WrongLedger
@@ -27,35 +24,19 @@ _T = TypeVar("_T")
 Exchange = Callable[[Transport, float], _T]  # asks a chain node; the seconds within which
 
 
-class PatientProvider(BaseProvider):
-    """What web3's contracts ask through: some chain nodes, with `patience` in seconds for all retries."""
-
-    global_ccip_read_enabled = False  # else a revert could send us to any URL (EIP-3668)
-
-    def __init__(self, chain_nodes: "Failover", patience: float) -> None:
-        super().__init__()
-        self._chain_nodes, self._patience = chain_nodes, patience
-
-    def make_request(self, method: RPCEndpoint, params: Any) -> RPCResponse:
-        """Error answers are raised before web3 sees them: it would fail on some that a hostile node can make up."""
-        return {"jsonrpc": "2.0", "id": 0, "result": self._chain_nodes.ask([(method, params)], self._patience)[0]}
-
-
 class Failover:
-    """Thread-safe. Times in seconds: `timeout` for one request, `patience` for all retries.
+    """Thread-safe. `timeout`: seconds for one request.
 
     The first URL that is well is asked. One that fails rests while others answer, one that wants us to wait is not
     asked before, and one on another chain is never used: `chain_id`, or else what the first to answer says.
     """
 
-    def __init__(
-        self, endpoints: Iterable[Endpoint], timeout: float, patience: float, chain_id: int | None = None
-    ) -> None:
+    def __init__(self, endpoints: Iterable[Endpoint], timeout: float, chain_id: int | None = None) -> None:
         """Asks nothing. Raises LedgerError where no URL is given."""
         self._endpoints = tuple(endpoints)
         if not self._endpoints:
             raise LedgerError("no RPC URL is given")
-        self.timeout, self.patience = timeout, patience
+        self.timeout = timeout
         self._chain_id = chain_id
         self.teller: Endpoint | None = None  # of which it is known that it tells of blocks
         self._look_again = 0.0  # for a teller
@@ -66,7 +47,7 @@ class Failover:
         meters = [endpoint.meter for endpoint in self._endpoints]
         return sum(meter.sent for meter in meters), sum(meter.received for meter in meters)
 
-    def ask(self, requests: Sequence[Request], patience: float | None = None) -> list[Any]:
+    def ask(self, requests: Sequence[Request], patience: float) -> list[Any]:
         """The results of requests that go out together. Raises RpcError where one is refused, LedgerUnavailable when no
         node answers in time (AnswerTooLarge where one began to), WrongLedger where all are on other chains."""
 
@@ -76,7 +57,7 @@ class Failover:
                 raise error
             return found
 
-        deadline = time.monotonic() + (self.patience if patience is None else patience)
+        deadline = time.monotonic() + patience
         return self._first_answer(exchange, deadline)
 
     def once(self, endpoint: Endpoint, exchange: Exchange[_T], timeout: float, last: bool = True) -> _T:
@@ -102,7 +83,7 @@ class Failover:
 
     def each(self) -> "Iterator[Failover]":
         """One for every URL, which asks no other. Raises WrongLedger where all are on other chains."""
-        return (Failover([endpoint], self.timeout, self.patience, self._chain_id) for endpoint in self._usable())
+        return (Failover([endpoint], self.timeout, self._chain_id) for endpoint in self._usable())
 
     def find_teller(self) -> Endpoint | None:
         """A chain node that can be waited at. Of several none: the one that is waited at may be the one that is

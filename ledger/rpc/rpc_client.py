@@ -5,15 +5,31 @@ from dataclasses import replace
 from typing import Any
 
 from web3 import Web3
+from web3.providers import BaseProvider
+from web3.types import RPCEndpoint, RPCResponse
 
 from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, LedgerUnavailable, RpcError
 from dlx.ledger.rpc.endpoint import AdaptiveSize, Endpoint, Transport
-from dlx.ledger.rpc.failover import Failover, PatientProvider
+from dlx.ledger.rpc.failover import Failover
 from dlx.ledger.rpc.headers import Header, Logs, told_header
 from dlx.ledger.rpc.json_rpc import STORED, NoAnswer, Request, as_number, octets
 
 _LONGEST = 10.0  # s that a chain node is asked to wait for a block
 _MOST_BLOCKS = 10**10  # ten a second for thirty years: pages of logs up to a higher head would never end
+
+
+class PatientProvider(BaseProvider):
+    """What web3's contracts ask through: some chain nodes, with `patience` in seconds for all retries."""
+
+    global_ccip_read_enabled = False  # else a revert could send us to any URL (EIP-3668)
+
+    def __init__(self, chain_nodes: Failover, patience: float) -> None:
+        super().__init__()
+        self._chain_nodes, self._patience = chain_nodes, patience
+
+    def make_request(self, method: RPCEndpoint, params: Any) -> RPCResponse:
+        """Error answers are raised before web3 sees them: it would fail on some that a hostile node can make up."""
+        return {"jsonrpc": "2.0", "id": 0, "result": self._chain_nodes.ask([(method, params)], self._patience)[0]}
 
 
 class RpcClient:
@@ -33,7 +49,7 @@ class RpcClient:
         """Asks nothing. Raises LedgerError for what is no URL."""
         if not isinstance(urls, Failover):
             each = [urls] if isinstance(urls, str) else list(dict.fromkeys(urls))
-            urls = Failover(map(Endpoint, each), timeout, patience, chain_id)
+            urls = Failover(map(Endpoint, each), timeout, chain_id)
         self._chain_nodes, self._patience = urls, patience
         # No middleware and no ENS: they would ask the node for chain ids, gas, fees and names behind our back.
         self.web3 = Web3(PatientProvider(self._chain_nodes, patience), middleware=(), ens=None)
@@ -49,7 +65,7 @@ class RpcClient:
 
     def each(self) -> "tuple[RpcClient, ...]":
         """One for every URL, which asks no other. Raises WrongLedger where all are on other chains."""
-        return tuple(RpcClient(provider, patience=self._patience) for provider in self._chain_nodes.each())
+        return tuple(RpcClient(one, patience=self._patience) for one in self._chain_nodes.each())
 
     @property
     def name(self) -> str:
