@@ -179,13 +179,15 @@ class BlobExchange:
         progress = download.progress
         while True:
             before, disk, began, left = progress.bytes, progress.disk_seconds, trio.current_time(), patience_s
-            while left > 0:
+            while True:
                 with trio.move_on_after(max(left, patience_s / 10)):
                     await download.over.wait()
                 if download.over.is_set():
                     return
                 left = patience_s - (trio.current_time() - began) + (progress.disk_seconds - disk)
-            if (came := progress.bytes - before) < LEAST_RATE * patience_s:
+                if left <= 0:
+                    break
+            if (came := progress.bytes - before) <= LEAST_RATE * patience_s:
                 raise BlobTimeout(f"blob {hash_.hex()[:16]}: only {came} bytes came within {patience_s:.0f} s")
 
     async def _run(self, task_status: Any) -> None:

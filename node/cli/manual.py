@@ -63,7 +63,7 @@ def settings_table(guide: str) -> str:
     for key, setting in SETTINGS.items():
         more = f" See {_link(guide, setting.section)}." if setting.section else ""
         names = f"`{key}` | `{setting.option}` | `{setting.environment}`"
-        default = setting.default_text
+        default = setting.text(setting.default)
         shown = default if default == "none" and setting.default != default else f"`{default}`"
         lines.append(f"| {names} | {shown} | {setting.help.replace('<', '&lt;')}{more} |")
     return "\n".join(lines) + "\n"

@@ -136,7 +136,7 @@ def _option(setting: Setting) -> Any:
         setting.option,
         help=f"{setting.help} (env {setting.environment})",
         metavar=setting.metavar,
-        show_default=setting.default_text,
+        show_default=setting.text(setting.default),
     )
     return Annotated[Optional[setting.option_type], option]  # noqa: UP045
 

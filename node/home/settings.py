@@ -63,15 +63,17 @@ class Setting:
             return list[str]
         return self.type if self.type in (bool, int, float) and self.parse is _as_given else str
 
-    @property
-    def default_text(self) -> str:
-        if self.default in ((), ""):
+    def text(self, value: Any) -> str:
+        """A value as people write it."""
+        if value in ((), [], ""):
             return "none"
         if self.is_list:
-            return " ".join(self.default)
+            return " ".join(value)
+        if isinstance(value, bool):
+            return "on" if value else "off"
         if self.parse is values.size:
-            return values.size_text(self.default)
-        return "off" if self.default is False else f"{self.default:g}" if self.type is float else str(self.default)
+            return values.size_text(value)
+        return str(value).removesuffix(".0") if self.type is float else str(value)
 
 
 def setting(default: _T, help: str, **more: Any) -> _T:

@@ -158,7 +158,7 @@ class Completions:
 
 
 class _Answer(LimitedStream):
-    """Written while it is sent, or before, as the request asks; whoever hangs up ends it."""
+    """Sent in pieces while it is written, or whole. Whoever hangs up ends it."""
 
     def __init__(
         self, pieces: AsyncIterator[Piece], body: _AnyRequest, model: str, answers: trio.CapacityLimiter
@@ -176,7 +176,7 @@ class _Answer(LimitedStream):
             return
         body = await self._whole()
         length = (b"content-length", str(len(body)).encode())
-        await send({"type": "http.response.start", "status": 200, "headers": [*self.raw_headers, length]})
+        await send({"type": "http.response.start", "status": self.status_code, "headers": [*self.raw_headers, length]})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:

@@ -13,9 +13,9 @@ Every expected failure is a `DlxError`: its text says in one line what is wrong 
 the one to try again after. All else in this package is the node's own, and may change with any version.
 """
 
-from pathlib import Path
+import os.path
 
-if not (Path(__file__).parent / "node").is_dir():  # it is a link in a checkout
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "node")):  # it is a link in a checkout
     raise ImportError(
         "src/dlx/node leads to no folder: this checkout has no symbolic links. Clone with "
         "`git clone -c core.symlinks=true` (on Windows inside WSL)."

@@ -38,8 +38,6 @@ SYNONYMS = (
     Synonym(r"record's\s+text|records\s+of\s+(?:a|the)\s+file", "entry"),
     Synonym(r"book\s+of\s+what", "slashing protection"),
     Synonym(r"custody", "what a member keeps and shows", r"custody(?=/)"),  # a prefix of owners in the blob store
-    Synonym(r"member\.pid|member\s*=\s*(?:file|subprocess|sqlite3)", "owner"),  # of a lock: a process
-    Synonym(r"message\s+in\s+\w+\.records", "record", r"message in reply\.records"),  # whose name on the wire it is
     Synonym(r"(?:validator|juror)s?", "member", r"validators"),  # gossipsub calls its own checks so
 )
 

@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import pytest
 import requests
-from chain_support import GWEI, PROBE, Chain, serving, wait_for
 from eth_account import Account
 from eth_account.signers.local import LocalAccount
 from web3.contract import Contract
@@ -24,6 +23,7 @@ from web3.exceptions import ContractCustomError, ContractLogicError
 from dlx.ledger.chain import ChainError, filters, serve
 from dlx.ledger.chain.blockchain import Blockchain
 from dlx.ledger.rpc.headers import proven_bloom
+from tests.ledger.chain_support import GWEI, PROBE, Chain, serving, wait_for
 from tests.patience import PATIENCE
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import requests
-from chain_support import PROBE, serving
 from eth_account import Account
 from web3 import Web3
 
+from tests.ledger.chain_support import PROBE, serving
 from tests.patience import PATIENCE
 from tests.ports import lasting_port
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import requests
-from chain_support import Chain, serving
 from eth_account import Account
 from eth_account.signers.local import LocalAccount
 from hypothesis import given, settings
@@ -23,6 +22,7 @@ from dlx.ledger.chain import calls, evm, pool, server
 from dlx.ledger.chain.blockchain import Blockchain
 from dlx.ledger.chain.store import Store
 from dlx.ledger.rpc.rpc_client import RpcClient
+from tests.ledger.chain_support import Chain, serving
 from tests.patience import PATIENCE
 
 GENERATORS = "".join(

@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from chain_support import PROBE, Chain, serving, wait_for
 from eth.constants import BLANK_ROOT_HASH, EMPTY_SHA3
 from trie.exceptions import MissingTrieNode
 from web3 import Web3
@@ -18,6 +17,7 @@ from web3 import Web3
 from dlx.ledger.chain import evm, methods, prune, store
 from dlx.ledger.chain.blockchain import Blockchain
 from dlx.ledger.chain.state_tries import reachable
+from tests.ledger.chain_support import PROBE, Chain, serving, wait_for
 
 CONTRACT = Web3().eth.contract(abi=PROBE["abi"])
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import rlp
-from chain_support import Chain, wait_for
 from eth_account import Account
 from eth_account.signers.local import LocalAccount
 from trie import HexaryTrie
@@ -14,6 +13,7 @@ from web3 import Web3
 from web3.contract import Contract
 
 from dlx.ledger.chain import filters
+from tests.ledger.chain_support import Chain, wait_for
 
 
 def test_a_log_filter_tells_each_log_once(chain: Chain, owner: LocalAccount, probe: Contract) -> None:

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from chain_support import serving
 from fault_proxy import FaultProxy
 
 from dlx.ledger.chain import methods, prune
@@ -11,6 +10,7 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.deployment import deploy, fund
 from dlx.ledger.errors import Contradiction, LedgerUnavailable
 from dlx.ledger.keys import account_of
+from tests.ledger.chain_support import serving
 
 KEY = b"\x05" * 32
 

@@ -115,7 +115,7 @@ async def test_who_is_not_the_origins_neighbour_gets_it_by_its_name(tmp_path):
         assert (item.data, item.origin, item.forwarder) == (data, first.id, middle.id)
 
 
-async def test_a_record_comes_once_and_with_little_around_it(tmp_path):
+async def test_a_message_comes_once_and_with_little_around_it(tmp_path):
     """The origin sends it to each; the others only name it, and nobody's addresses are told again."""
     async with network(tmp_path, 4) as nodes:
         for node in nodes:

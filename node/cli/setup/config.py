@@ -42,7 +42,7 @@ def show(
     if json:
         options.print_json(found)
     else:
-        rows = [[name, _text(one["value"]), one["from"]] for name, one in found.items()]
+        rows = [[name, SETTINGS[name].text(one["value"]), one["from"]] for name, one in found.items()]
         options.print_table(["KEY", "VALUE", "FROM"], rows)
 
 
@@ -78,11 +78,3 @@ def _shown(key: str, value: Any) -> Any:
     if SETTINGS[key].secret:
         return [config.redacted_urls([url]) for url in value]
     return list(value) if isinstance(value, tuple) else value
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(value) or "none"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return "off" if value is False else "on" if value is True else str(value) if value != "" else "none"

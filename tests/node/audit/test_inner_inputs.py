@@ -12,7 +12,7 @@ from dlx.ledger.typed import Plan as LedgerPlan
 from dlx.node.audit.inner_inputs import InnerInputs, MissingInputs
 from dlx.node.round.rules.plans import Terms
 from dlx.training.recipe.recipe import Adaptive, Plan
-from tests.node.home.keys.test_slashing_protection import contribution, digest
+from tests.node.made_statements import contribution, digest
 
 
 def plan_of(round: int) -> Plan:

@@ -26,7 +26,7 @@ from dlx.training.recipe.strict import ManifestError
 from tests.node.cli.test_cli import DRAFT
 from tests.node.command import dlx
 from tests.node.daemon.slot.test_statements import trained
-from tests.node.home.keys.test_slashing_protection import digest
+from tests.node.made_statements import digest
 from tests.training import texts
 
 TEXTS = texts.texts(30)

@@ -11,7 +11,7 @@ from dlx.node.trainer.checks import CheckFailed, Work, check
 from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.trace import Boundary, Step, Trace
-from tests.node.home.keys.test_slashing_protection import contribution
+from tests.node.made_statements import contribution
 
 
 def work(blobs: Path, **changes: object) -> Work:

@@ -221,7 +221,7 @@ def test_an_interrupted_preparation_is_no_data_and_the_next_one_goes_on_and_leav
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "datasets"])
-def test_a_record_has_no_byte_0_where_that_ends_a_document(kind: str, tokenizer: Path, tmp_path: Path) -> None:
+def test_an_entry_has_no_byte_0_where_that_ends_a_document(kind: str, tokenizer: Path, tmp_path: Path) -> None:
     rows = ["fine"] * 20 + ["two\0documents"]
     match kind:
         case "jsonl":

@@ -17,7 +17,7 @@ from dlx.node.home.keys import encrypted_file, identity
 from dlx.node.home.keys.slashing_protection import Contradiction, SlashingProtection
 from dlx.node.home.settings import Settings
 from tests.node.command import dlx
-from tests.node.home.keys.test_slashing_protection import DOMAIN, contribution, seal
+from tests.node.made_statements import DOMAIN, contribution, seal
 
 
 @contextmanager

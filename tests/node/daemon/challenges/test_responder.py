@@ -23,7 +23,7 @@ from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.trace import Boundary, Step, Trace, handed_over
 from dlx.training.slot.undecided import Undecided
 from tests.node.daemon.contexts import make_context
-from tests.node.home.keys.test_slashing_protection import contribution
+from tests.node.made_statements import contribution
 from tests.node.round.simulation import RUN, Simulation, digest, make_rules
 
 ROUNDS, WINDOW, SEGMENTS = 8, 1, 2

@@ -294,7 +294,7 @@ def test_it_ends_when_the_slot_is_no_longer_ours(scene: Scene) -> None:
     scene.play(program)
 
 
-def test_without_the_record_of_what_was_signed_nothing_is_signed_that_might_contradict_it(scene: Scene) -> None:
+def test_without_what_it_has_signed_nothing_is_signed_that_might_contradict_it(scene: Scene) -> None:
     told: list[str] = []
     scene.trainer.fresh = False  # its state has rounds of which nothing signed is known
 

@@ -10,7 +10,7 @@ from dlx.ledger.typed import STATE_RESET, Domain, Plan, SignatureError, SignedCo
 from dlx.node.daemon.slot.statements import keep_evidence, make_contribution
 from dlx.training.recipe.recipe import Plan as ManifestPlan
 from dlx.training.slot.rounds import RoundInputs, Trained
-from tests.node.home.keys.test_slashing_protection import digest
+from tests.node.made_statements import digest
 
 KEY = b"\x07" * 32
 DOMAIN = Domain(31337, account_of(b"\x08" * 32))

@@ -10,9 +10,9 @@ from dlx.node.home.errors import Failure
 from dlx.node.home.keys.encrypted_file import decrypt, encrypt, label
 from dlx.node.home.keys.interchange import pack, unpack
 from dlx.node.home.keys.slashing_protection import Entries, SignedSeal
-from tests.node.home.keys.test_slashing_protection import ACCOUNT, DOMAIN, KEY
-from tests.node.home.keys.test_slashing_protection import contribution as made_contribution
-from tests.node.home.keys.test_slashing_protection import seal as made_seal
+from tests.node.made_statements import ACCOUNT, DOMAIN, KEY
+from tests.node.made_statements import contribution as made_contribution
+from tests.node.made_statements import seal as made_seal
 
 CHEAP = 10
 numbers = st.integers(0, 2**16 - 1)

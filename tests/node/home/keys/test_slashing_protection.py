@@ -11,14 +11,10 @@ from typing import Any
 
 import pytest
 
-from dlx.ground.constants import NO_HASH, UNIT
+from dlx.ground.constants import UNIT
 from dlx.ledger.typed import (
     FALSE,
-    Contribution,
-    Domain,
-    Outcome,
     Plan,
-    Record,
     Report,
     Seal,
     Verdict,
@@ -28,34 +24,7 @@ from dlx.ledger.typed import (
 )
 from dlx.node.home.errors import Failure
 from dlx.node.home.keys.slashing_protection import Contradiction, Entries, SlashingProtection
-
-KEY = b"\x07" * 32
-ACCOUNT = account_of(KEY)
-DOMAIN = Domain(31337, account_of(b"\x08" * 32))
-RUN = b"r" * 32
-
-
-def digest(number: int) -> bytes:
-    return number.to_bytes(32, "big")
-
-
-def contribution(round: int = 4, stage: int = 0, payload: int = 1, run: bytes = RUN) -> Contribution:
-    return Contribution(
-        run=run, round=round, stage=stage, replica=1, account=ACCOUNT, base_weights=digest(1), payload=digest(payload),
-        payload_size=10, payload_root=digest(10), plan=digest(2), inner_steps=10, loss=1, previous=NO_HASH,
-        start_payload=NO_HASH, folded_payload=NO_HASH, folded_payload2=NO_HASH, weights_before=digest(3),
-        optimiser_before=digest(5), optimiser_after=digest(6), change_before=digest(7), payload_before=digest(4),
-        change=digest(8), trace=digest(9),
-        segments=1, compute_ms=1, exchange_ms=1, kept=0, flags=0,
-    )  # fmt: skip
-
-
-def seal(
-    round: int = 4, stage: int = 0, next: int = 50, run: bytes = RUN, multipliers: tuple[int, ...] = (UNIT,)
-) -> Seal:
-    outcome = Outcome(digest(next), digest(51), digest(52), digest(53), 10, Plan(4, 0, 10))
-    records = tuple(Record(r, digest(42 + r), digest(60 + r), 1, 10, 0, by) for r, by in enumerate(multipliers))
-    return Seal(run, stage, round, digest(40), outcome, records)
+from tests.node.made_statements import ACCOUNT, DOMAIN, KEY, RUN, contribution, digest, seal
 
 
 @pytest.fixture
@@ -135,7 +104,8 @@ def test_two_outcomes_of_the_same_contributions_are_not(
 def test_a_kill_between_storing_and_sending_repeats_the_same_bytes(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from tests.node.home.keys.test_slashing_protection import *\n"
+        "from dlx.node.home.keys.slashing_protection import SlashingProtection\n"
+        "from tests.node.made_statements import DOMAIN, KEY, contribution\n"
         "signed = SlashingProtection(Path(sys.argv[1]), KEY, DOMAIN).sign_contribution(contribution())\n"
         "sys.stdout.write(signed.encode().hex()); sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )
