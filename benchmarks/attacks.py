@@ -2,7 +2,8 @@
 
 `python -m benchmarks.attacks [--json FILE]` trains four replicas in one process under each aggregation policy, of which
 some lie (`benchmarks.harm`). It plays each lie by real members of a real run of 4 x 2 nodes on the embedded chain
-(`tests.attacks.runs`). `--only NAME` picks attacks; without `--runs` or `--harm` both halves are measured.
+(`tests.attacks.runs`), of bfloat16 and several segments a round where the lie says so. `--only NAME` picks attacks;
+without `--runs` or `--harm` both halves are measured.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def main(
     runs: Annotated[bool, typer.Option(help="Play them in real runs.")] = True,
     harm_rounds: Annotated[int, typer.Option(min=1, help="Rounds of each training.")] = 40,
     run_rounds: Annotated[int, typer.Option(min=1, help="Rounds after which a run that still has liars ends.")] = 12,
-    share: Annotated[float, typer.Option(min=0, max=1, help="Of the replica-rounds, that are drawn.")] = 0.25,
+    share: Annotated[float, typer.Option(min=0, max=1, help="Of the segments, that are drawn.")] = 0.25,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows there.")] = None,
 ) -> None:
     """Play every attack and print the table."""
@@ -49,12 +50,12 @@ def main(
         for lie, row in zip(chosen, rows, strict=True) if harm else ():
             row["loss"] = finite(_harm(lie, Path(folder) / "harm", harm_rounds))
             _note(json.dumps(row))
-        for liars in sorted({lie.liars for lie in chosen}) if runs else ():
+        for liars, precision in sorted({(lie.liars, lie.precision) for lie in chosen}) if runs else ():
             from tests.attacks.runs import Arena
 
-            with Arena(Path(folder) / f"run-{liars}", share, REPLICAS - liars) as arena:
+            with Arena(Path(folder) / f"run-{liars}-{precision}", share, REPLICAS - liars, precision) as arena:
                 for lie, row in zip(chosen, rows, strict=True):
-                    if lie.liars == liars:
+                    if (lie.liars, lie.precision) == (liars, precision):
                         row |= arena.play(lie, run_rounds).row()
                         _note(json.dumps(row))
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
@@ -66,9 +67,7 @@ def main(
         json_file.write_text(json.dumps(result, indent=2) + "\n")
     sys.stdout.write(table(rows))
     if runs:
-        sys.stdout.write(
-            "honest work: {honest_checked} contributions checked, {blamed} blamed\n".format(**result["honest"])
-        )
+        sys.stdout.write("honest work: {honest_checked} segments checked, {blamed} blamed\n".format(**result["honest"]))
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -24,7 +24,7 @@ import torch
 import typer
 from torch import Tensor
 
-from benchmarks.replay import Bench, Case
+from benchmarks.replay import Bench, Case, summary
 from dlx.training.data.prepare import prepare
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
@@ -34,7 +34,7 @@ from dlx.training.outer import arithmetic
 from dlx.training.recipe.draft import Draft, DraftData, DraftModel, complete
 from dlx.training.recipe.families import LlamaConfig
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import BlobRef, Inner, Outer, Plan
+from dlx.training.recipe.recipe import Inner, Outer, Plan, WeightsRef
 
 TARGET_RATIO = 0.95  # at 100M parameters or more, in bfloat16, on a GPU
 WARM_UP_STEPS = 3
@@ -74,7 +74,7 @@ def main(
 ) -> None:
     """Print tokens a second of a node's inner loop and of a bare one, and what the device changes in bits.
 
-    Exits with 1 where a GPU misses the target at 100M parameters or more in bfloat16, or a replay its thresholds.
+    Exits with 1 where a GPU misses the target at 100M parameters or more in bfloat16, or a replay its limits.
     """
     try:
         placement = settle(Placement(device=device, threads=threads, compile=compile))
@@ -163,7 +163,7 @@ def _run(size: Size, precision: str, folder: Path) -> tuple[Manifest, Dataset]:
         rounds=100,
         tokens_per_step=batch * size.length,
     )
-    manifest = complete(draft, [BlobRef("00" * 32, 1)], data, bytes(32))
+    manifest = complete(draft, [WeightsRef("00" * 32, 1, "00" * 32)], data, bytes(32))
     return manifest, Dataset.open(folder / data.sha256, folder)
 
 
@@ -256,10 +256,9 @@ def _replays(device: str) -> list[dict[str, Any]]:
     for precision in ("float32", "bfloat16"):
         for optimiser in ("adamw", "muon", "shampoo"):
             with tempfile.TemporaryDirectory(prefix="dlx-device-") as folder:
-                found = Bench(Path(folder), precision, optimiser, 96, 3).measure(Case(f"on {device}", device=device))
-            names = [name for name in found[0] if name != "right"]
-            verdict = "honest" if all(one["right"] for one in found) else "FALSE"
-            distances = {name: max(one[name] for one in found) for name in names}
+                case = Case(f"on {device}", device=device)
+                distances = summary(Bench(Path(folder), precision, optimiser, 96).measure(case), case)
+            verdict = "honest" if distances["limit"] <= 1 else "FALSE"
             rows.append({"precision": precision, "optimiser": optimiser, "distances": distances, "verdict": verdict})
     return rows
 

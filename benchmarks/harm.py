@@ -7,7 +7,8 @@ ledger: nobody is found out here, so this is what the policy alone prevents.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -19,14 +20,14 @@ from benchmarks.trainings import Job, Method, Setting, manifest_of
 from dlx.ground.constants import UNIT
 from dlx.training.codecs import CodecError, codec
 from dlx.training.data.shards import Dataset
-from dlx.training.inner import schedule
+from dlx.training.inner import loop, schedule
 from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.models.stages import initialise
 from dlx.training.outer.inner_products import Plain, gram
 from dlx.training.outer.policy import measure, multipliers
 from dlx.training.outer.step import outer_step, parts
 from dlx.training.recipe.manifest import Manifest
-from tests.attacks.lies import Lie, Tensors
+from tests.attacks.lies import Lie, Tensors, last_segment, lying_passes
 
 REPLICAS = 4
 POLICIES = ("mean", "clip", "clip+cosine")
@@ -38,7 +39,7 @@ def heldout(lie: Lie, policy: str, setting: Setting, rounds: int, steps: int, ou
     method = Method("attack", inner={"optimiser": "muon"}, plan={"inner_steps": steps}, outer={"policy": policy})
     manifest = manifest_of(Job(method, setting, 1e-2, 0, rounds * steps), out)
     dataset = Dataset.open(out / "blobs" / manifest.data.manifest.sha256, out / "blobs")
-    honest = Lie(name="honest", about="")
+    honest = Lie(name="honest", about="", precision=lie.precision)
     lies = [lie if replica >= REPLICAS - lie.liars else honest for replica in range(REPLICAS)]
     members = [Member(manifest, replica, dataset, one) for replica, one in enumerate(lies)]
     version = initialise(manifest, 0)
@@ -68,27 +69,36 @@ def heldout(lie: Lie, policy: str, setting: Setting, rounds: int, steps: int, ou
 class Member:
     """One replica of one stage, which may lie."""
 
+    _residual: dict[str, Tensor]
+
     def __init__(self, manifest: Manifest, replica: int, dataset: Dataset, lie: Lie) -> None:
-        if lie.bfloat16:
-            manifest = replace(manifest, precision="bfloat16")
+        manifest = replace(manifest, precision="bfloat16" if lie.bfloat16 else lie.precision)
         self._manifest, self._replica, self._lie = manifest, replica, lie
         self._loop = InnerLoop(manifest, 0, dataset)
         self._codec, self._plan = codec(manifest.codec.name), manifest.plan
-        self._residual = {name: torch.zeros(shape) for name, shape in self._loop.shapes.items()}
+        self._begin_anew()
         self._before: Tensors | None = None
 
     def round(self, base: Tensors, round: int, total_steps: int, others: Sequence[Tensors]) -> Tensors:
         """The decoded payload of a round."""
-        lie, start = self._lie, {name: tensor.clone() for name, tensor in base.items()}
+        lie, start = self._lie, _copied(base)
+        if lie.resets(round):
+            self._begin_anew()
         self._loop.load_weights(start)
+        begun = start  # of what the lie calls its end
         lot = round * REPLICAS + self._replica + lie.lots(round, REPLICAS)
         for done in range(self._plan.inner_steps):
+            if lie.last_segment and done == last_segment(self._manifest):
+                begun = _copied(self._loop.weights())
             if not lie.skips(done):
-                with _rate(lie.rate):
+                frozen = _copied({name: one for name, one in self._loop.weights().items() if lie.frozen(name)})
+                with _lying(lie):
                     index = round * self._plan.inner_steps + done
                     samples = self._loop.positions(lot * self._plan.inner_steps + done)
                     self._loop.step(index, total_steps, samples, None, None)
-        end = self._loop.weights() if lie.end is None else lie.end(start, self._loop.weights(), round)
+                for name, tensor in frozen.items():
+                    self._loop.weights()[name].copy_(tensor)
+        end = self._loop.weights() if lie.end is None else lie.end(begun, self._loop.weights(), round)
         kept = self._residual
         update: Mapping[str, Tensor] = {name: start[name] - end[name] + kept[name] for name in start}
         if lie.update is not None:
@@ -99,16 +109,22 @@ class Member:
         self._before = decoded
         return {name: tensor.clone() for name, tensor in (copied or decoded).items()}
 
+    def _begin_anew(self) -> None:
+        self._residual = {name: torch.zeros(shape) for name, shape in self._loop.shapes.items()}
+        self._loop.load_optimiser_state({})
 
-class _rate:
-    """The inner learning rate is that many times the manifest's."""
 
-    def __init__(self, factor: float) -> None:
-        self._factor, self._honest = factor, schedule.factor
+def _copied(tensors: Tensors) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
-    def __enter__(self) -> None:
-        honest, factor = self._honest, self._factor
-        schedule.factor = lambda *known: honest(*known) * factor
 
-    def __exit__(self, *_: object) -> None:
-        schedule.factor = self._honest
+@contextmanager
+def _lying(lie: Lie) -> Iterator[None]:
+    """The inner learning rate and the passes are the lie's."""
+    factor, run_step = schedule.factor, loop.run_step
+    schedule.factor = lambda *known: factor(*known) * lie.rate
+    loop.run_step = lying_passes(lie, run_step)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        schedule.factor, loop.run_step = factor, run_step

@@ -60,12 +60,12 @@ def _sync(url: str, path: Path) -> None:
 
 
 def _look(url: str, path: Path) -> None:
-    find.view_of(_open(url, path), RUN)
+    find.replayed(_open(url, path), RUN)
 
 
 def _query(url: str, path: Path) -> dict[str, float]:
     index = _open(url, path)
-    view = find.view_of(index, RUN)
+    view = find.replayed(index, RUN)
     rounds = view.next_round(0)
     return {
         "newest 20 rounds": _milliseconds(lambda: history.history(index, view, 20)),

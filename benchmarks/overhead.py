@@ -22,10 +22,10 @@ import typer
 
 from benchmarks import parts
 from benchmarks.processes import trainer
+from dlx.ground.limits import cores
 from dlx.node.devnet import demo
 from dlx.node.devnet.devnet import Devnet, draft
 from dlx.node.trainer.spawn import SHARED, ForkServer
-from dlx.training.models.placement import cores
 
 TARGET_RATIO, TARGET_RSS_MB = 0.9, 900
 POLL_SECONDS = 10.0  # between two questions for the nodes' status, which cost each of them 2 ms

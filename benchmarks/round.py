@@ -31,6 +31,7 @@ import typer
 from msgspec.structs import replace
 
 from dlx.ground.blobs import write_blob
+from dlx.ground.merkle import file_root
 from dlx.training.codecs import codec
 from dlx.training.data.prepare import prepare
 from dlx.training.models import weights
@@ -38,7 +39,7 @@ from dlx.training.models.shapes import stage_shapes
 from dlx.training.recipe.draft import complete, draft_from_toml
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.presets import PRESETS
-from dlx.training.recipe.recipe import BlobRef
+from dlx.training.recipe.recipe import WeightsRef
 from dlx.training.slot.rounds import RoundInputs
 from dlx.training.slot.undecided import Undecided
 
@@ -225,7 +226,8 @@ def _make(shape: tuple[int, int, int, int], preset: str, payloads: int, folder: 
     draft = replace(draft, plan=plan, adaptive=None, rounds=ROUNDS + 1)
     shapes = stage_shapes(draft, 0)
     name = weights.write_blob(weights.Lazy(shapes, partial(_random, shapes, 0, 0.02)), blobs)
-    genesis = BlobRef(name.hex(), (blobs / name.hex()).stat().st_size)
+    path = blobs / name.hex()
+    genesis = WeightsRef(path.name, path.stat().st_size, file_root(path).hex())
     manifest = complete(draft, [genesis], prepare([corpus], blobs), salt=bytes(32))
     chosen = codec(manifest.codec.name)
     for index in range(payloads):
@@ -323,7 +325,7 @@ class _Rounds:
         elif t:
             outer.join()
         self._written = _written() - written
-        Undecided(self._folder / "slot").decide(t - 1, None, self._blobs)  # its draw is known by now
+        Undecided(self._folder / "slot").decide(t - 1, (), self._blobs)  # its draw is known by now
 
     def _receive(self, begin: Callable[[str], object]) -> None:
         """The work that grows with the payloads, once more and alone."""

@@ -5,6 +5,7 @@ Every replica is one pipeline of one stage, and every contribution is counted in
 
 import contextlib
 import dataclasses
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -76,11 +77,14 @@ def diloco(
     compressed: bool = True,
     steps: Sequence[int] = (),
     parts: str = "",
+    base: Path | None = None,
+    sealed: Callable[[Sequence[InnerLoop], Sequence[Path]], None] = lambda loops, payloads: None,
 ) -> Iterator[Point]:
     """The shared model after every round. Where the manifest's plan adapts, its rank does: there is no link here whose
     time the inner steps could follow. `steps`: how many of the plan's inner steps each replica has time for after the
     first round, in which nodes measure; 0: it is not there; empty: all, always. `parts`: a name of PARTS, in place of
-    the own rule."""
+    the own rule. `base`: the file of an adapter's. `sealed` hears of each round the replicas' loops and
+    payloads."""
     with tempfile.TemporaryDirectory(prefix="dlx-simulation-") as folder, contextlib.ExitStack() as patches:
         if not compressed:
             chosen = {manifest.codec.name: Uncompressed(manifest.codec.name)}
@@ -88,6 +92,8 @@ def diloco(
         if parts:
             patches.enter_context(patch.object(outer, "parts", PARTS[parts]))
         run, plans = _Run(manifest, Path(folder), genesis), [manifest.plan] * (manifest.outer.delay + 1)  # t .. t+delay
+        if base is not None:
+            shutil.copy(base, run.blobs)
         slots = [
             _Member(run, (replica, replicas), dataset, steps[replica] if steps else None)
             for replica in range(replicas)
@@ -97,6 +103,7 @@ def diloco(
         for round in range(manifest.rounds):
             trained = [slot.round(round, plans[0]) for slot in slots]
             run.seal(trained, [slot.steps(round, plans[0]) for slot in slots], plans[0])
+            sealed([slot.loop for slot in slots], [run.blobs / one.payload.hex() for one in trained])
             plans = [*plans[1:], ranks.next(round, plans, [one.kept for one in trained])]
             sent += trained[0].payload_size
             yield Point((round + 1) * manifest.plan.inner_steps, sent, run.newest())
@@ -176,7 +183,8 @@ class _Member:
 
     def __init__(self, run: _Run, place: tuple[int, int], dataset: Dataset, steps: int | None) -> None:
         self._run, self._place, self._steps, folder = run, place, steps, run.folder / f"slot-{place[0]}"
-        self._slot = Slot.open(run.manifest, 0, folder, run.blobs, dataset)
+        self.loop = InnerLoop(run.manifest, 0, dataset, blobs=run.blobs)
+        self._slot = Slot(run.manifest, self.loop, 0, folder, run.blobs)
         self._undecided = Undecided(folder)
 
     def steps(self, t: int, plan: Plan) -> int:
@@ -201,7 +209,7 @@ class _Member:
             samples=((first, first + need),),
         )
         trained = self._slot.train(inputs, None, None)
-        self._undecided.decide(t, None, self._run.blobs)  # nobody audits
+        self._undecided.decide(t, (), self._run.blobs)  # nobody audits
         return trained
 
 

@@ -94,8 +94,10 @@ class _Run:
         keys = {account_of(key): key for key in (keccak(run + bytes([n])) for n in range(STAGES * REPLICAS))}
         self._accounts = ascending(list(keys))
         rounds = events // STAGES + 1
-        config = RunConfig(b"\x03" * 32, rounds, STAGES, REPLICAS, REPLICAS, 2, 3, 1, 600, 600, 20, 0, 64)
-        created = _raw(RunCreated, [run, self._accounts[0]], [_fields(config), b"made-up", [b"\x04" * 32] * STAGES])
+        terms = (rounds, STAGES, REPLICAS, REPLICAS, 2, 3, 128, 1, 600, 600, 20, 0, 64)
+        config = RunConfig(b"\x03" * 32, *terms, invited=False, bond=0, outer=ZERO32)
+        plain = [_fields(config), b"made-up", [b"\x04" * 32] * STAGES, self._accounts[:1]]
+        created = _raw(RunCreated, [run, self._accounts[0]], plain)
         self._first = [created] + [
             _raw(Joined, [run, account], [*divmod(place, STAGES)]) for place, account in enumerate(self._accounts)
         ]
@@ -118,15 +120,17 @@ class _Run:
         outcome = Outcome(marker, ZERO32, ZERO32, ZERO32, _PLAN.inner_steps, _PLAN)
         records = [_record(stage, replica) for replica in range(REPLICAS)]
         signed = {account: (replica, sign(digest, keys[account])) for replica, account in enumerate(members)}
+        founder = sign(digest, keys[self._accounts[0]])
         fields = (*outcome.hashes, outcome.plans)
-        _, data = _raw(Sealed, [self._run, stage, 0], [digest, fields, encode_records(records), entries(signed, {})])
+        _, data = _raw(
+            Sealed, [self._run, stage, 0], [digest, fields, encode_records(records), entries(signed, {}, founder)]
+        )
         place = data.index(marker)
         return data[:place], data[place + 32 :]
 
 
 def _record(stage: int, replica: int) -> Record:
-    payload, statement = (keccak(b"%d %d %d" % (stage, replica, n)) for n in range(2))
-    return Record(replica, payload, statement, 4_000_000, _PLAN.inner_steps, 40, UNIT)
+    return Record(replica, keccak(b"%d %d" % (stage, replica)), 4_000_000, _PLAN.inner_steps, 40, UNIT)
 
 
 def _raw(cls: Any, indexed: list[Any], plain: list[Any]) -> tuple[list[bytes], bytes]:

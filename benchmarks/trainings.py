@@ -30,7 +30,7 @@ from dlx.training.outer.average import members
 from dlx.training.recipe.draft import complete, draft_from_toml
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.presets import INNER_STEPS
-from dlx.training.recipe.recipe import Average, BlobRef
+from dlx.training.recipe.recipe import Average, BlobRef, WeightsRef
 
 REPLICAS = 4  # where nothing else is said
 PUBLISHED = 8  # versions in a published average, 2% of a training apart
@@ -215,7 +215,7 @@ class _Mean:
 def train_all(jobs: Sequence[Job], out: Path, workers: int) -> dict[str, Result]:
     """Results by the jobs' keys; what an earlier run left in the folder is not trained again."""
     results: dict[str, Result] = {}
-    with ProcessPoolExecutor(workers, get_context("spawn"), _end_with_the_parent) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), ends_with_its_parent) as pool:
         waiting = {pool.submit(train, job, out): job for job in jobs}
         try:
             for future in as_completed(waiting):
@@ -230,7 +230,7 @@ def train_all(jobs: Sequence[Job], out: Path, workers: int) -> dict[str, Result]
     return results
 
 
-def _end_with_the_parent() -> None:
+def ends_with_its_parent() -> None:
     """A worker's first act: one whose benchmark was killed would go on training for hours."""
 
     def watch() -> None:
@@ -305,7 +305,8 @@ def manifest_of(job: Job, out: Path) -> Manifest:
     finally:
         path.unlink()
     data = msgspec.json.decode((out / "data.json").read_bytes(), type=BlobRef)
-    return complete(draft, [data], data, bytes(32))  # the genesis is drawn where it is needed: any blob stands for it
+    stand_in = WeightsRef(data.sha256, data.size, data.sha256)
+    return complete(draft, [stand_in], data, bytes(32))  # any blob will do: the genesis is drawn where it is needed
 
 
 def _is_text(path: Path) -> bool:

@@ -11,8 +11,10 @@ function fail(line) {
   process.exit(1);
 }
 
+// What judges elements is tried against numpy by Python's tests (tests/contracts), not by forge's.
+const ELSEWHERE = "^test/|node_modules/|src/(OuterProofs|Payloads|Openings|SoftFloat)\\.sol";
 // Without --ir-minimum the instrumented code runs out of stack.
-const options = ["--offline", "--ir-minimum", "--report", "summary", "--no-match-coverage", "^test/|node_modules/"];
+const options = ["--offline", "--ir-minimum", "--report", "summary", "--no-match-coverage", ELSEWHERE];
 const forge = spawnSync(join(HERE, "node_modules/.bin/forge"), ["coverage", ...options], {
   cwd: HERE,
   encoding: "utf8",

@@ -52,6 +52,14 @@ class BlobIndex:
             ).fetchall()
         return {row[0] for row in rows}
 
+    def pinned(self, prefix: str) -> set[bytes]:
+        """What those owners need."""
+        with self._table() as table:
+            rows = table.execute(
+                "SELECT DISTINCT hash FROM pin WHERE substr(owner, 1, ?) = ?", (len(prefix), prefix)
+            ).fetchall()
+        return {row[0] for row in rows}
+
     def unpin(self, owner: str) -> list[bytes]:
         """What `owner` needed until now."""
         with self._table() as table:

@@ -7,7 +7,9 @@ and who still needs it. It is made anew where it is damaged: a blob that it does
 import errno
 import functools
 import hashlib
+import math
 import os
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
@@ -61,14 +63,12 @@ class NoRoom(OSError):
 
 
 class Kind(StrEnum):
-    """Why a blob is kept. Shards, payloads and versions that nobody pinned may be evicted; private ones are never
-    served."""
+    """Why a blob is kept. Shards, payloads and versions that nobody pinned may be evicted."""
 
     PUBLIC = "public"  # manifest, genesis, data that this node keeps for others
     SHARD = "shard"  # of the data, fetched for a round
     PAYLOAD = "payload"
     VERSION = "version"  # weights and outer momentum
-    PRIVATE = "private"
 
 
 EVICTABLE = (Kind.SHARD, Kind.PAYLOAD, Kind.VERSION)
@@ -116,19 +116,17 @@ class BlobStore:
 
     def __init__(self, folder: Path, quota: int | None = None, floor: int = 0) -> None:
         self.folder = Path(folder)
-        self._partials, self._private = self.folder / ".partial", self.folder / ".private"
-        for made in (self._partials, self._private):
-            made.mkdir(parents=True, exist_ok=True)
+        self._partials = self.folder / ".partial"
+        self._partials.mkdir(parents=True, exist_ok=True)
         self._index = BlobIndex(self.folder / ".index.sqlite")
-        self._room = Room((self.folder, self._partials, self._private), quota, floor)
+        self._room = Room((self.folder, self._partials), quota, floor)
         self._drop_leftovers(time.time() - FORGOTTEN)
 
     # ---- files ------------------------------------------------------------------------------------------------------
 
     def path(self, hash_: bytes) -> Path:
         """Where a blob is, or would be."""
-        hidden = self._private / _name(hash_)
-        return hidden if hidden.exists() else self.folder / hidden.name
+        return self.folder / _name(hash_)
 
     def has(self, hash_: bytes) -> bool:
         return self.path(hash_).is_file()
@@ -151,12 +149,7 @@ class BlobStore:
         return False
 
     def hashes(self) -> set[bytes]:
-        return {
-            bytes.fromhex(entry.name)
-            for folder in (self.folder, self._private)
-            for entry in os.scandir(folder)
-            if _is_name(entry.name)
-        }
+        return {bytes.fromhex(entry.name) for entry in os.scandir(self.folder) if _is_name(entry.name)}
 
     def put(self, data: bytes, kind: Kind = Kind.PUBLIC) -> bytes:
         """Store bytes, durable on return; their sha256. Raises NoRoom where there is none."""
@@ -164,7 +157,7 @@ class BlobStore:
         if not self.sound(hash_):
             self.make_room(len(data))
             self.note(hash_, kind)
-            durable.write_bytes(self._target(hash_, kind), data)
+            durable.write_bytes(self.path(hash_), data)
         else:
             self.note(hash_, kind)
         return hash_
@@ -178,24 +171,32 @@ class BlobStore:
 
         def place(file: Path) -> None:
             self.note(hash_, kind)
-            durable.move(file, self._target(hash_, kind))
+            durable.move(file, self.path(hash_))
 
         path = self._partials / _name(hash_)
         self.make_room(size - (path.stat().st_size if path.exists() else 0))
         return Partial(path, hash_, size, place)
 
+    def draft(self, hash_: bytes, size: int, spare: bool = False) -> Path:
+        """Where to write a file of about so many bytes, for `take`. Nothing is removed for a `spare` one. Raises
+        NoRoom."""
+        self.make_room(size, evicts=not spare)
+        return self._partials / f"whole.{_name(hash_)}.{secrets.token_hex(4)}"
+
+    def take(self, draft: Path, hash_: bytes, kind: Kind = Kind.PUBLIC) -> None:
+        """Have a file of that sha256 in its place; what came of it otherwise so far goes."""
+        self.note(hash_, kind)
+        durable.move(draft, self.path(hash_))
+        for left in self._partials.glob(f"{_name(hash_)}*"):
+            remove_idle(left, math.inf)
+
     # ---- classes, pins, room ----------------------------------------------------------------------------------------
 
     def note(self, hash_: bytes, kind: Kind) -> None:
         """Say what a blob is, whether or not it is here yet. The last word counts."""
-        here, there = self.path(hash_), self._target(hash_, kind)
-        if here != there and here.exists():
-            durable.move(here, there)
         self._index.note(hash_, kind)
 
     def kind(self, hash_: bytes) -> Kind:
-        if (self._private / _name(hash_)).exists():  # also where the index was lost
-            return Kind.PRIVATE
         return Kind(self._index.kind(hash_) or Kind.PUBLIC)
 
     def pin(self, owner: str, hashes: Collection[bytes]) -> None:
@@ -205,6 +206,10 @@ class BlobStore:
     def owners(self, prefix: str) -> set[str]:
         """The owners that need anything and whose names begin so."""
         return self._index.owners(prefix)
+
+    def pinned(self, prefix: str) -> set[bytes]:
+        """What owners need whose names begin so."""
+        return self._index.pinned(prefix)
 
     def release(self, owner: str) -> None:
         """`owner` needs nothing any more: what of it may be evicted and nobody else has pinned is removed."""
@@ -233,14 +238,14 @@ class BlobStore:
                 over, removed = over - freed, removed + 1
         return removed
 
-    def make_room(self, size: int, beside: int = 0) -> None:
-        """Have room for `size` more bytes, and on the disk for so many `beside` that are no blobs: remove downloads
-        that were given up and unpinned blobs that may be evicted, oldest first. Raises NoRoom.
+    def make_room(self, size: int, beside: int = 0, evicts: bool = True) -> None:
+        """Have room for `size` more bytes, and on the disk for so many `beside` that are no blobs. Where it `evicts`,
+        downloads that were given up and unpinned blobs that may be evicted are removed, oldest first. Raises NoRoom.
         """
         if not self._room.take(size, beside):
             return
         self._room.measure()  # nothing is removed, and nobody refused, because of an old figure
-        expendable = self._expendable()
+        expendable = self._expendable() if evicts else ()
         short = self._room.take(size, beside)
         if short and sum(bytes_ for bytes_, _ in expendable) >= short:  # else all would be removed in vain
             freed = 0
@@ -263,18 +268,13 @@ class BlobStore:
         kinds = self._index.kinds()
         found = dict.fromkeys(Kind, 0)
         for hash_ in self.hashes():
-            private = self.path(hash_).parent == self._private
-            found[Kind.PRIVATE if private else Kind(kinds.get(hash_, Kind.PUBLIC))] += self._size(hash_)
+            found[Kind(kinds.get(hash_, Kind.PUBLIC))] += self._size(hash_)
         return found
 
     def close(self) -> None:
         self._index.close()
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
-
-    def _target(self, hash_: bytes, kind: Kind) -> Path:
-        """Where a blob of the class belongs; private ones lie apart, so that none is served whatever the index says."""
-        return (self._private if kind is Kind.PRIVATE else self.folder) / _name(hash_)
 
     def _expendable(self) -> Sequence[tuple[int, Callable[[], int]]]:
         """What nobody needs, first what goes first: its bytes, and what removes it and gives the bytes freed."""

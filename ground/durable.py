@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 import secrets
+import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,15 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None and error.errno in _FULL:
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
+
+
+@contextmanager
+def naming_database(path: Path) -> Iterator[None]:
+    """What SQLite says of a file becomes an OSError with this path."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise OSError(f"{path}: {error}") from error
 
 
 @contextmanager

@@ -18,10 +18,13 @@ U8 = Annotated[int, "uint8"]
 U16 = Annotated[int, "uint16"]
 U32 = Annotated[int, "uint32"]
 U64 = Annotated[int, "uint64"]
+U128 = Annotated[int, "uint128"]
 U256 = Annotated[int, "uint256"]
+Bool = Annotated[bool, "bool"]
 
 WORD = 32
 ZERO32 = bytes(WORD)
+ZERO_ACCOUNT = "0x" + 40 * "0"
 
 T = TypeVar("T")
 
@@ -84,7 +87,7 @@ def ascending(accounts: Iterator[str] | list[str] | tuple[str, ...] | set[str]) 
     return tuple(sorted(accounts, key=lambda account: int(account, 16)))
 
 
-_STATIC = {"bytes32": 256, "address": 160, "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64, "uint256": 256}
+_STATIC = {"bytes32": 256, "address": 160, "bool": 1} | {f"uint{bits}": bits for bits in (8, 16, 32, 64, 128, 256)}
 
 
 @lru_cache(maxsize=4096)
@@ -112,7 +115,7 @@ def _to_word(kind: str, value: Any, name: str) -> bytes:
         return value
     if kind == "address":
         return bytes(12) + account_bytes(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << _STATIC[kind]:
+    if isinstance(value, bool) != (kind == "bool") or not isinstance(value, int) or not 0 <= value < 1 << _STATIC[kind]:
         raise TypedError(f"{name}: {value!r} is not a {kind}")
     return word(value)
 
@@ -123,4 +126,6 @@ def _from_word(kind: str, data: bytes, name: str) -> Any:
     value = int.from_bytes(data, "big")
     if value >> _STATIC[kind]:
         raise TypedError(f"{name}: {value} is not a {kind}")
-    return checksum(data[12:]) if kind == "address" else value
+    if kind == "address":
+        return checksum(data[12:])
+    return bool(value) if kind == "bool" else value

@@ -8,19 +8,24 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from dlx.ledger.abi import ZERO32
 from dlx.ledger.bindings import Interface
+from dlx.ledger.bonds import Bond, Evidence
 from dlx.ledger.errors import Contradiction, LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
 from dlx.ledger.events import Joined, RawLog, decode_log, parse_log
 from dlx.ledger.index.event_index import Contracts, EventIndex, Head
 from dlx.ledger.index.feed import EventFeed, RunFeed
 from dlx.ledger.index.rebuild import NodesReplay
 from dlx.ledger.keys import account_of, public_point, sign
-from dlx.ledger.rpc.rpc_client import RpcClient
+from dlx.ledger.outer_proofs import Call
+from dlx.ledger.parts import Part, parts_of
+from dlx.ledger.rpc.rpc_client import TIMEOUT, RpcClient
 from dlx.ledger.transactions.fees import Limits
 from dlx.ledger.transactions.sender import CONFIRMED, Sender, WouldRevert
 from dlx.ledger.typed import (
     ANY_STAGE,
     Domain,
+    Invitation,
     RunConfig,
     Seal,
     SignedVerdict,
@@ -31,7 +36,7 @@ from dlx.ledger.typed import (
     split_entries,
 )
 from dlx.ledger.view.node_registry import NodeTable
-from dlx.ledger.view.runs import config_problem
+from dlx.ledger.view.runs import config_problem, founders_problem
 
 # What gas is estimated within: a chain node may say anything, and some cannot estimate. Each is well above the worst
 # case measured under Prague rules, where calldata costs most (EIP-7623).
@@ -42,19 +47,31 @@ _GAS = {
     "joinRun": 800_000,
     "enlist": 150_000,
     "moveDown": 800_000,
-    "leaveRun": 150_000,
+    "leaveRun": 250_000,
     "accuse": 150_000,
     "answer": 100_000,
-    "evict": 150_000,
+    "evict": 250_000,
+    "dismiss": 250_000,
     "deal": 5_000_000,
     "publishCheckpoint": 200_000,
+    "evaluate": 100_000,
+    "admit": 150_000,
+    "admitListed": 150_000,
+    "revoke": 100_000,
+    "setSteward": 100_000,
+    "setList": 150_000,
+    "deposit": 100_000,
+    "withdraw": 100_000,
+    "twoStatements": 400_000,
+    "twoSeals": 300_000,
+    "falseVersion": 250_000,
 }
-_GAS_CREATE, _GAS_PER_STAGE = 400_000, 60_000
+_GAS_CREATE, _GAS_PER_STAGE, _GAS_PER_FOUNDER = 450_000, 60_000, 30_000
 _GAS_SEAL, _GAS_PER_ENTRY = 300_000, 25_000
 _GAS_CONVICT, _GAS_PER_VERDICT = 200_000, 20_000
 _GAS_SITE, _GAS_PER_MACHINE = 100_000, 250_000
+_GAS_PROOF, _GAS_PER_PROOF_BYTE = 500_000, 60
 _KEEPS_SLOT = ("answer",)  # may use the last tenth of the day's budget
-_POLL_PATIENCE = 5.0  # seconds
 _TEND_EVERY = 15.0  # seconds between looks at what was sent and is not confirmed
 
 
@@ -85,6 +102,7 @@ class LedgerClient:
     given, else whatever the node says) and that our contracts are there. Until that has succeeded every call may raise
     LedgerUnavailable or WrongLedger. `ledger`, `account` and, with a `chain_id`, `domain` need no chain.
 
+    An answer has to be whole after `rpc_timeout` seconds: see RpcClient.
     Writes wait for their receipt up to `timeout` seconds and raise Reverted where the contract refuses,
     LedgerUnavailable where the chain node is silent. They raise Unconfirmed where no block takes the transaction in
     time (it is kept, and goes out later), LedgerError otherwise.
@@ -100,9 +118,10 @@ class LedgerClient:
         chain_id: int | None = None,
         folder: Path | None = None,
         limits: Limits | None = None,
+        rpc_timeout: float = TIMEOUT,
     ) -> None:
-        self.rpc = RpcClient(rpc_url, chain_id=chain_id)
-        self._polling = self.rpc.with_patience(_POLL_PATIENCE)
+        self.rpc = RpcClient(rpc_url, rpc_timeout, chain_id=chain_id)
+        self._polling = self.rpc.impatient()
         self.ledger = ledger
         self._chain_id, self._key, self._outbox, self._timeout = chain_id, key, outbox, timeout
         self._folder = folder
@@ -111,7 +130,7 @@ class LedgerClient:
         self._ledger_abi = Interface("TrainingLedger", self.rpc)
         self._registry_abi = Interface("NodeRegistry", self.rpc)
         self._connecting = threading.Lock()
-        self._connected: tuple[Domain, str, Sender | None] | None = None
+        self._connected: tuple[Domain, dict[str, str], Sender | None] | None = None
         self._contracts: Contracts | None = None
 
     def connect(self) -> None:
@@ -136,7 +155,7 @@ class LedgerClient:
     @property
     def registry(self) -> str:
         """The NodeRegistry that the ledger trusts."""
-        return self._state[1]
+        return self._state[1]["NodeRegistry"]
 
     @property
     def account(self) -> str:
@@ -159,6 +178,11 @@ class LedgerClient:
         """None where the chain node has no such block."""
         header = self._polling.header(number)
         return None if header is None else header.hash
+
+    def block_hashes(self, numbers: Sequence[int]) -> dict[int, bytes]:
+        """Of those blocks that the chain node has."""
+        found = zip(numbers, self._polling.headers(numbers), strict=True)
+        return {number: header.hash for number, header in found if header is not None}
 
     def balance(self, account: str) -> int:
         """Wei."""
@@ -196,9 +220,15 @@ class LedgerClient:
 
     @contextmanager
     def events(self, progress: Callable[[int, int], None] | None = None) -> Iterator[EventIndex]:
-        """The index with every event up to now. `progress` gets (block, last block) while it is read."""
+        """The index with every event up to now. `progress` gets (block, last block) while it is read.
+
+        Raises LedgerUnavailable also where the chain node answers with an error of its own.
+        """
         with closing(self.open_index()) as index:
-            index.sync(self.rpc, progress)
+            try:
+                index.sync(self.rpc, progress)
+            except RpcError as error:
+                raise self._failing(error) from None
             yield index
 
     def runs(self) -> tuple[bytes, ...]:
@@ -235,7 +265,7 @@ class LedgerClient:
         try:
             update = feed.poll(self._polling, wait)
         except RpcError as error:
-            raise LedgerUnavailable(f"the chain node at {self.rpc.name} answers with an error: {error}") from None
+            raise self._failing(error) from None
         if self._key is not None and time.monotonic() > self._tended + _TEND_EVERY:
             with suppress(LedgerError):
                 self._sender.tend(patience=0.0)  # a reorg may have taken back what we sent
@@ -256,14 +286,19 @@ class LedgerClient:
     def deregister(self) -> Receipt:
         return self._registry_write("deregister")
 
-    def create_run(self, config: RunConfig, name: str, genesis: Sequence[bytes]) -> bytes:
-        """The id of the run; `name` is the manifest's, `genesis` has the hash of V[s,0] for each stage.
+    def create_run(
+        self, config: RunConfig, name: str, genesis: Sequence[bytes], founders: Sequence[str] | None = None
+    ) -> bytes:
+        """The id of the run; `name` is the manifest's, `genesis` has the hash of V[s,0] for each stage. `founders`: the
+        accounts of which one signs each seal of a stage until work has earned enough weight there (None: the account).
 
-        Raises LedgerError for a config that the contract does not take.
+        Raises LedgerError for what the contract does not take.
         """
-        if problem := config_problem(config):
+        founders = [self.account] if founders is None else founders
+        if problem := config_problem(config) or founders_problem(founders):
             raise LedgerError(f"the ledger takes no such run: {problem}")
-        self._write("createRun", astuple(config), name, list(genesis), gas=_GAS_CREATE + _GAS_PER_STAGE * len(genesis))
+        gas = _GAS_CREATE + _GAS_PER_STAGE * len(genesis) + _GAS_PER_FOUNDER * len(founders)
+        self._write("createRun", astuple(config), name, list(genesis), list(founders), gas=gas)
         return run_id(self.chain_id, self.ledger, self.account, config.manifest)
 
     def join_run(self, run: bytes, stage: int = ANY_STAGE) -> tuple[int, int]:
@@ -300,6 +335,10 @@ class LedgerClient:
     def evict(self, run: bytes, account: str) -> Receipt:
         return self._write("evict", run, account)
 
+    def dismiss(self, run: bytes, account: str) -> Receipt:
+        """Frees the slot of a member of a stage that is the account's as a founder: see RunView.may_dismiss."""
+        return self._write("dismiss", run, account)
+
     def deal(self, run: bytes, replica: int) -> Receipt:
         return self._write("deal", run, replica)
 
@@ -311,9 +350,10 @@ class LedgerClient:
     def convict(self, verdicts: Sequence[SignedVerdict]) -> Receipt:
         """Bars the account whose contribution all these verdicts find false or withheld: see RunView.may_convict.
 
-        Raises TypedError for verdicts on several contributions, or that find one honest.
+        Raises TypedError for verdicts on several contributions, or that find one honest, and SignatureError for a
+        signature of nobody.
         """
-        entries = conviction_entries(verdicts)
+        entries = conviction_entries(verdicts, self.domain)
         gas = _GAS_CONVICT + _GAS_PER_VERDICT * len(verdicts)
         return self._write("convict", *verdicts[0].verdict.contribution, entries, gas=gas)
 
@@ -321,31 +361,122 @@ class LedgerClient:
         """Says where V[., round] can be fetched; `folder` is the sha256 of the list of its files."""
         return self._write("publishCheckpoint", run, round, folder, uri)
 
-    def _check_chain(self) -> tuple[Domain, str, Sender | None]:
+    def evaluate(self, run: bytes, version: int, sum: int, count: int, statement: bytes) -> Receipt:
+        """Says the loss of V[., version]: the sum over `count` held-out tokens, in micronats; `statement` is the name
+        of the signed typed.Evaluation."""
+        return self._write("evaluate", run, version, sum, count, statement)
+
+    # Who may join an invited run.
+
+    def is_admitted(self, run: bytes, account: str) -> bool:
+        """Whether the account, or its site, was let into the invited run."""
+        return bool(self._call("Invitations", "isAdmitted", self.ledger, run, account)[0])
+
+    def is_guest(self, run: bytes, guest: str) -> bool:
+        """Whether an invitation of the account or the site was brought, and not taken back."""
+        return bool(self._call("Invitations", "guestOf", self.ledger, run, guest)[0][0])
+
+    def is_revoked(self, run: bytes, guest: str) -> bool:
+        """Whether the account's or the site's invitation was taken back, and no later one brought."""
+        admitted, revoked_at = self._call("Invitations", "guestOf", self.ledger, run, guest)[0]
+        return not admitted and revoked_at > 0
+
+    def is_steward(self, run: bytes, account: str) -> bool:
+        """Whether the account may invite to the run: its creator, or a steward."""
+        return bool(self._call("Invitations", "isSteward", self.ledger, run, account)[0])
+
+    def admit(self, invitation: Invitation, signature: bytes) -> Receipt:
+        """Brings an invitation, whoever's it is."""
+        return self._send("Invitations", "admit", astuple(invitation), signature)
+
+    def list_of(self, run: bytes) -> bytes | None:
+        """The root of the list of accounts that the run's creator committed: see AccountList. None: there is none."""
+        root = bytes(self._call("Invitations", "listOf", self.ledger, run)[0][0])
+        return root if any(root) else None
+
+    def set_list(self, run: bytes, root: bytes | None) -> Receipt:
+        """Commits to a list in place of the one before; None ends it."""
+        return self._send("Invitations", "setList", self.ledger, run, root or ZERO32)
+
+    def admit_listed(self, run: bytes, account: str, proof: Sequence[bytes]) -> Receipt:
+        """Lets in an account of the run's list."""
+        return self._send("Invitations", "admitListed", self.ledger, run, account, list(proof))
+
+    def revoke(self, run: bytes, guest: str) -> Receipt:
+        """Takes an account's or a site's invitations back: no slot comes of them any more."""
+        return self._send("Invitations", "revoke", self.ledger, run, guest)
+
+    def set_steward(self, run: bytes, account: str, steward: bool) -> Receipt:
+        return self._send("Invitations", "setSteward", self.ledger, run, account, steward)
+
+    # What slots of a run have at stake.
+
+    def bond(self, run: bytes, account: str) -> Bond:
+        return Bond(*self._call("Bonds", "bondOf", self.ledger, run, account))
+
+    def deposit(self, run: bytes, account: str, wei: int) -> Receipt:
+        """Pays so much of what the account needs for a slot of the run; only the account gets it back."""
+        return self._send("Bonds", "deposit", self.ledger, run, account, value=wei)
+
+    def withdraw(self, run: bytes) -> Receipt:
+        """Takes all back that is not at stake."""
+        return self._send("Bonds", "withdraw", self.ledger, run)
+
+    def slash(self, evidence: Evidence) -> Receipt:
+        """Brings evidence against an account: what it has at stake is gone, and a tenth of it the sender's."""
+        return self._send("Bonds", evidence.function, self.ledger, *evidence.arguments)
+
+    def is_disproved(self, digest: bytes) -> bool:
+        """Whether the version of the seal with this digest was disproved. Raises KeyError where the ledger names no
+        contract for it."""
+        return bool(self._call("OuterProofs", "disproved", digest)[0])
+
+    def disprove(self, call: Call) -> Receipt:
+        """Sends a call to the contract that disproves versions. Raises KeyError where the ledger names none."""
+        abi = Interface("OuterProofs", self.rpc)
+        gas = _GAS_PROOF + _GAS_PER_PROOF_BYTE * len(abi.call_data(call.function, *call.arguments))
+        return self.transact(self.part("OuterProofs"), abi, call.function, call.arguments, gas)
+
+    def part(self, name: str) -> str:
+        """Where the ledger's contract of this name is. Raises KeyError."""
+        return self._state[1][name]
+
+    def _call(self, contract: str, function: str, *args: Any) -> tuple[Any, ...]:
+        return Interface(contract, self.rpc).call(self.part(contract), function, *args)
+
+    def _send(self, contract: str, function: str, *args: Any, value: int = 0) -> Receipt:
+        abi = Interface(contract, self.rpc)
+        return self.transact(self.part(contract), abi, function, args, _GAS[function], value)
+
+    def _check_chain(self) -> tuple[Domain, dict[str, str], Sender | None]:
         rpc = self._polling  # whoever waits for a silent chain node asks again anyway
         chain_id = rpc.chain_id()
         if self._chain_id not in (None, chain_id):
             raise WrongLedger(f"the chain node at {rpc.name} is on chain {chain_id}, not {self._chain_id}")
-        self._check_code(self._ledger_abi, self.ledger, chain_id)
-        (registry,) = self._read_soon("TrainingLedger", self.ledger, "registry")
-        self._check_code(self._registry_abi, registry, chain_id)
+        rpc.expect(chain_id)
+        found = {
+            part.name: self._checked(part, chain_id) for part in parts_of(self.ledger, self._code_soon, self._read_soon)
+        }
         sender = None if self._key is None else Sender(self.rpc, chain_id, self._key, self._outbox, self._limits)
-        return Domain(chain_id, self.ledger), registry, sender
+        return Domain(chain_id, self.ledger), found, sender
 
-    def _check_code(self, contract: Interface, address: str, chain_id: int) -> None:
-        code = self._polling.data("eth_getCode", address, "latest")
-        name = contract.artifact["contractName"]
-        if not code:
+    def _checked(self, part: Part, chain_id: int) -> str:
+        """Its address. Raises LedgerUnavailable, WrongLedger."""
+        if not part.code:
             raise LedgerUnavailable(
-                f"no code at {address} on chain {chain_id} yet: the chain node at {self.rpc.name} has not got as far "
-                f"as the {name}, or this is not its address"
+                f"no code at {part.address} on chain {chain_id} yet: the chain node at {self.rpc.name} has not got as "
+                f"far as the {part.name}, or this is not its address"
             )
-        if not contract.same_code(code):
+        if not part.is_ours:
             hint = "check --ledger, or use the dlx-node that deployed it"
-            raise WrongLedger(f"{address} on chain {chain_id} is not this version's {name}: {hint}")
+            raise WrongLedger(f"{part.address} on chain {chain_id} is not this version's {part.name}: {hint}")
+        return part.address
+
+    def _failing(self, error: RpcError) -> LedgerUnavailable:
+        return LedgerUnavailable(f"the chain node at {self.rpc.name} answers with an error: {error}")
 
     @property
-    def _state(self) -> tuple[Domain, str, Sender | None]:
+    def _state(self) -> tuple[Domain, dict[str, str], Sender | None]:
         if self._connected is None:
             self.connect()
         assert self._connected is not None
@@ -366,8 +497,12 @@ class LedgerClient:
         )
         return Contracts(self.ledger, self.registry, since)
 
+    def _code_soon(self, address: str) -> bytes:
+        """As `code`, for polls: it soon says that the chain node is silent."""
+        return self._polling.data("eth_getCode", address, "latest")
+
     def _read_soon(self, contract: str, address: str, function: str) -> tuple[Any, ...]:
-        """The answer of a view, for polls: it soon says that the chain node is silent."""
+        """The answer of a view, likewise."""
         return Interface(contract, self._polling).call(address, function)
 
     def _deployed_at(self, name: str, contract: str, address: str) -> int:
@@ -385,20 +520,23 @@ class LedgerClient:
         return number
 
     def _registry_write(self, function: str, *args: Any) -> Receipt:
-        return self._transact(self.registry, self._registry_abi, function, args, _GAS[function])
+        return self.transact(self.registry, self._registry_abi, function, args, _GAS[function])
 
     def _write(self, function: str, *args: Any, gas: int | None = None) -> Receipt:
-        return self._transact(self.ledger, self._ledger_abi, function, args, gas or _GAS[function])
+        return self.transact(self.ledger, self._ledger_abi, function, args, gas or _GAS[function])
 
-    def _transact(self, to: str, abi: Interface, function: str, args: Sequence[Any], gas_limit: int) -> Receipt:
-        """Sends a call that takes at most `gas_limit`, and waits for its receipt."""
+    def transact(
+        self, to: str, abi: Interface, function: str, args: Sequence[Any], gas_limit: int, value: int = 0
+    ) -> Receipt:
+        """Sends a call of the contract at `to`, which takes at most `gas_limit` and pays it `value` wei, and waits for
+        its receipt."""
         data = abi.call_data(function, *args)
-        by: dict[str, Any] = {"from": self.account, "gas": gas_limit}
+        by: dict[str, Any] = {"from": self.account, "gas": gas_limit} | ({"value": value} if value else {})
 
         def check(block: int | str) -> None:  # raises Reverted before gas is spent
             abi.call(to, function, *args, block=block, **by)
 
-        pending = self._sender.send(to, data, gas_limit, function in _KEEPS_SLOT, check)
+        pending = self._sender.send(to, data, gas_limit, function in _KEEPS_SLOT, check, value)
         try:
             receipt = self._sender.wait(pending, self._timeout)
         except WouldRevert as error:

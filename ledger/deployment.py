@@ -2,18 +2,31 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from dlx.ledger.abi import checksum
+import rlp
+from eth_hash.auto import keccak
+
+from dlx.ledger.abi import ZERO_ACCOUNT, account_bytes, checksum
 from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.index.event_index import Contracts
-from dlx.ledger.rpc.rpc_client import RpcClient
+from dlx.ledger.parts import PARTS
+from dlx.ledger.rpc.rpc_client import TIMEOUT, RpcClient
 from dlx.ledger.transactions.fees import Limits
 from dlx.ledger.transactions.sender import Sender, Unconfirmed
 
 _GAS_DEPLOY = 6_000_000
+# The first one takes and links nothing.
+_ORDER = ("NodeRegistry", "Invitations", "OuterProofs", "Bonds", "TrainingLedger", "Campaigns")
+
+
+@dataclass(frozen=True)
+class Deployment(Contracts):
+    """And what pays for work on this ledger, which the ledger does not name."""
+
+    campaigns: str = ""
 
 
 def deploy(
@@ -23,21 +36,50 @@ def deploy(
     timeout: float = 60.0,
     limits: Limits | None = None,
     chain_id: int | None = None,
-) -> Contracts:
-    """Creates both contracts with the account's funds; `chain_id` as in RpcClient."""
-    rpc = RpcClient(rpc_url, chain_id=chain_id)
-    sender = Sender(rpc, rpc.chain_id(), key, outbox, limits)
+    rpc_timeout: float = TIMEOUT,
+) -> Deployment:
+    """Creates all contracts of a ledger with the account's funds; `rpc_timeout` and `chain_id` as in RpcClient.
 
-    def create(name: str, *args: Any) -> tuple[str, int]:
-        data = Interface(name).creation_data(*args)
+    Where each will be follows from the account's nonce, so that contracts can name one another. Raises LedgerError
+    where another transaction of the account came between them.
+    """
+    rpc = RpcClient(rpc_url, rpc_timeout, chain_id=chain_id)
+    sender = Sender(rpc, rpc.chain_id(), key, outbox, limits)
+    names = list(dict.fromkeys(each for name in _ORDER for each in _with_libraries(name)))
+    places: dict[str, str] = {}
+    since: int | None = None
+    for index, name in enumerate(names):
+        contract = Interface(name)
+        data = contract.creation_data(*(_place(places, part) for part in contract.takes), libraries=places)
         pending = sender.send(None, data, _GAS_DEPLOY, check=lambda block: None)
+        if not places:
+            places = {one: _created(sender.account, pending.nonce + i) for i, one in enumerate(names)}
         receipt = sender.wait(pending, timeout)
         if int(receipt["status"], 16) != 1:
             raise LedgerError(f"creating {name} failed: gas used {int(receipt['gasUsed'], 16)} of {pending.gas}")
-        return checksum(bytes.fromhex(receipt["contractAddress"][2:])), int(receipt["blockNumber"], 16)
+        if checksum(bytes.fromhex(receipt["contractAddress"][2:])) != places[name]:
+            raise LedgerError(
+                f"another transaction of {sender.account} came before the {name} (contract {index + 1} of "
+                f"{len(names)}): deploy again, with nothing else sending from this account"
+            )
+        since = int(receipt["blockNumber"], 16) if since is None else since
+    assert since is not None
+    return Deployment(places["TrainingLedger"], places["NodeRegistry"], since, places["Campaigns"])
 
-    registry, block = create("NodeRegistry")
-    return Contracts(create("TrainingLedger", registry)[0], registry, block)
+
+def _with_libraries(name: str) -> list[str]:
+    """The contract, after the libraries that it links."""
+    return [*(each for library in Interface(name).libraries for each in _with_libraries(library)), name]
+
+
+def _place(places: dict[str, str], part: str) -> str:
+    """Where the contract is that a constructor takes; zero for one that this version does not have."""
+    return places.get(PARTS.get(part, "TrainingLedger"), ZERO_ACCOUNT)
+
+
+def _created(account: str, nonce: int) -> str:
+    """Where a creation by the account's transaction of this nonce puts its contract."""
+    return checksum(keccak(rlp.encode([account_bytes(account), nonce]))[12:])
 
 
 def fund(rpc_url: str | Sequence[str], account: str, timeout: float = 30.0, chain_id: int | None = None) -> None:

@@ -15,7 +15,17 @@ from eth_hash.auto import keccak
 from dlx.ground.untrusted import printable
 from dlx.ledger.abi import Address, Bytes32, TypedError, checksum, static_fields
 from dlx.ledger.rpc.json_rpc import STORED, quantity
-from dlx.ledger.typed import Counted, Outcome, Record, RunConfig, Seal, decode_records, split_conviction, split_entries
+from dlx.ledger.typed import (
+    Counted,
+    Outcome,
+    Record,
+    RunConfig,
+    Seal,
+    decode_records,
+    has_founder,
+    split_conviction,
+    split_entries,
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,7 @@ class RunCreated:
     config: RunConfig
     name: str  # what people call it: 1 to 64 of [A-Za-z0-9._-], fit to be shown as it is; not unique
     genesis: tuple[bytes, ...]
+    founders: tuple[Address, ...]  # who holds the weight that no work has earned yet
     at: EventPosition
 
 
@@ -166,7 +177,8 @@ class Answered:
 
 @dataclass(frozen=True)
 class Evicted:
-    """The account lost its slot, which nobody else can take until the time `return_until` (0: anyone can at once)."""
+    """The account lost its slot, by its silence or by a founder's word. Nobody else can take it until the time
+    `return_until` (0: anyone can at once)."""
 
     run: Bytes32
     account: Address
@@ -178,7 +190,8 @@ class Evicted:
 
 @dataclass(frozen=True)
 class Convicted:
-    """The account's contribution to (stage, round) was found false or withheld: it lost its slot and gets no other."""
+    """The account's contribution to (stage, round) was found false or withheld: it lost its slot and all weight, and
+    gets no other slot."""
 
     run: Bytes32
     account: Address
@@ -203,6 +216,11 @@ class Sealed(Counted):
     at: EventPosition
     accounts: tuple[str, ...] = ()  # the maker of each record: the view knows, the event does not
 
+    @property
+    def has_founder(self) -> bool:
+        """Whether somebody signed as a founder, be it one or not."""
+        return has_founder(self.signatures)
+
     def seal(self, previous: bytes) -> Seal:
         """What was signed, after the stage's head `previous`."""
         return Seal(self.run, self.stage, self.round, previous, self.outcome, self.records)
@@ -215,6 +233,20 @@ class CheckpointPublished:
     account: Address
     folder: bytes  # sha256 of the list of the checkpoint's files, which whoever pulls the version makes alike
     uri: str
+    at: EventPosition
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a member of the last stage says of a version: the sum of its losses, in micronats, on `count` held-out
+    tokens. Nobody checked it."""
+
+    run: Bytes32
+    account: Address
+    version: int
+    sum: int
+    count: int
+    statement: bytes  # sha256 of the signed typed.Evaluation of its part
     at: EventPosition
 
 
@@ -234,6 +266,7 @@ RunEvent = (
     | Convicted
     | Sealed
     | CheckpointPublished
+    | Evaluated
 )
 Event = RegistryEvent | RunEvent
 
@@ -294,11 +327,19 @@ def _addresses_changed(account: str, multiaddrs: tuple[bytes, ...], at: EventPos
 
 
 def _run_created(
-    run: bytes, creator: str, config: tuple, name: bytes, genesis: tuple[bytes, ...], at: EventPosition
+    run: bytes,
+    creator: str,
+    config: tuple,
+    name: bytes,
+    genesis: tuple[bytes, ...],
+    founders: tuple[str, ...],
+    at: EventPosition,
 ) -> RunCreated:
     if not _NAME.fullmatch(name):  # no ledger of ours emits one, and it would reach terminals and web pages
         raise TypedError(f"RunCreated: {name[:80]!r} is no run's name")
-    return RunCreated(run, creator, RunConfig(*config), name.decode(), tuple(genesis), at)
+    return RunCreated(
+        run, creator, RunConfig(*config), name.decode(), tuple(genesis), tuple(map(_account, founders)), at
+    )
 
 
 def _site_placed(run: bytes, site: str, replica: int, accounts: tuple[str, ...], at: EventPosition) -> SiteSeated:
@@ -341,7 +382,7 @@ _SPECS: dict[bytes, _Spec] = dict(
         _spec(NodeRegistered, "address", "bytes uint256"),
         _spec(AddressesChanged, "address", "string[]", _addresses_changed),
         _spec(NodeDeregistered, "address", "bytes"),
-        _spec(RunCreated, "bytes32 address", f"{_CONFIG} string bytes32[]", _run_created),
+        _spec(RunCreated, "bytes32 address", f"{_CONFIG} string bytes32[] address[]", _run_created),
         _spec(Joined, "bytes32 address", "uint16 uint16"),
         _spec(SiteEnlisted, "bytes32 address address", "uint16 uint64"),
         _spec(SiteSeated, "bytes32 address", "uint16 address[]", _site_placed),
@@ -355,6 +396,7 @@ _SPECS: dict[bytes, _Spec] = dict(
         _spec(Convicted, "bytes32 address", "uint16 uint32 bytes32 bytes", _convicted),
         _spec(Sealed, "bytes32 uint16 uint32", f"bytes32 {_OUTCOME} bytes bytes", _sealed),
         _spec(CheckpointPublished, "bytes32 uint32 address", "bytes32 string", _checkpoint),
+        _spec(Evaluated, "bytes32 address", "uint32 uint64 uint32 bytes32"),
     )
 )
 

@@ -7,6 +7,7 @@ import hashlib
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Self
@@ -19,10 +20,13 @@ from dlx.ledger.abi import (
     U16,
     U32,
     U64,
+    U128,
     U256,
     WORD,
     ZERO32,
+    ZERO_ACCOUNT,
     Address,
+    Bool,
     Bytes32,
     TypedError,
     ascending,
@@ -36,6 +40,7 @@ from dlx.ledger.keys import SIGNATURE_SIZE, SignatureError, account_of, recover,
 __all__ = [
     "ANY_STAGE",
     "CONTRIBUTION_SIZE",
+    "EVALUATION_SIZE",
     "FALSE",
     "HONEST",
     "MAX_REPLICAS",
@@ -45,20 +50,26 @@ __all__ = [
     "STATE_RESET",
     "UNIT",
     "WITHHELD",
+    "Agreement",
     "Contribution",
     "ConvictionEntry",
     "Counted",
     "Domain",
     "Entry",
+    "Evaluation",
+    "Invitation",
     "Outcome",
     "Plan",
     "Record",
     "Report",
     "RunConfig",
+    "Scores",
     "Seal",
     "SignatureError",
     "SignedContribution",
+    "SignedEvaluation",
     "SignedVerdict",
+    "Signs",
     "SiteMember",
     "TypedError",
     "Verdict",
@@ -68,6 +79,7 @@ __all__ = [
     "decode_records",
     "encode_records",
     "entries",
+    "has_founder",
     "recover",
     "registration_digest",
     "run_id",
@@ -82,13 +94,15 @@ ANY_STAGE = 65535  # joinRun: the lowest stage with a free slot
 MAX_REPLICAS = 64  # of any run
 CONTRIBUTION_SIZE = 28 * WORD
 SIGNED_SIZE = CONTRIBUTION_SIZE + SIGNATURE_SIZE
-_LEDGER_NAME, _LEDGER_VERSION = "dlx-node TrainingLedger", "2"
+EVALUATION_SIZE = 8 * WORD + SIGNATURE_SIZE  # signed
+_LEDGER_NAME, _LEDGER_VERSION = "dlx-node TrainingLedger", "3"
 _REGISTRY_NAME, _REGISTRY_VERSION = "dlx-node NodeRegistry", "1"
-_RECORD = struct.Struct(">B32s32sIIBH")  # replica, payload, statement, loss, inner steps, exchange, multiplier
+_INVITATIONS_NAME, _INVITATIONS_VERSION = "dlx-node Invitations", "1"
+_RECORD = struct.Struct(">B32sIIBH")  # replica, statement, loss, inner steps, exchange, multiplier
 _SEAL = struct.Struct(">32sHI32s32s32s32s32s11s")  # run, stage, round, previous, four hashes, plans
 _PLANS = struct.Struct(">IBHI")  # this round's inner steps; level, rank, inner steps of a later round's plan
 RECORD_SIZE = _RECORD.size
-_ENTRY_SIZE, _OF_RECORD = 1 + SIGNATURE_SIZE, 128
+_ENTRY_SIZE = 1 + SIGNATURE_SIZE
 _CONVICTION_ENTRY_SIZE = 1 + WORD + SIGNATURE_SIZE
 
 
@@ -115,12 +129,16 @@ class RunConfig:
     max_replicas: U16
     quorum_numerator: U16
     quorum_denominator: U16
+    horizon: U16  # non-empty seals that weight remembers: a power of two
     min_round_time: U32
     round_timeout: U32
     eviction_time: U32
     max_inner_steps: U32  # of a round
     start_time: U64  # Unix time before which round 0 does not open
     tokens_per_step: U64
+    invited: Bool  # only whom its creator or a steward invited may join
+    bond: U128  # wei that a slot locks; 0: none
+    outer: Bytes32  # keccak of what a proof of the outer step needs to know; zero: none can be made
 
 
 @dataclass(frozen=True)
@@ -191,7 +209,7 @@ class Contribution:
 
     def record(self, multiplier: int) -> "Record":
         """What a seal says of it."""
-        return Record(self.replica, self.payload, self._hash, self.loss, self.inner_steps, self.exchange, multiplier)
+        return Record(self.replica, self._hash, self.loss, self.inner_steps, self.exchange, multiplier)
 
     def digest(self, domain: Domain) -> bytes:
         """What its account signs: the record that any seal will have of it, whatever its multiplier."""
@@ -241,7 +259,6 @@ class Record:
     measured), multiplier UNIT = 1.0."""
 
     replica: int
-    payload: bytes
     statement: bytes
     loss: int
     inner_steps: int
@@ -249,7 +266,7 @@ class Record:
     multiplier: int
 
     def encode(self) -> bytes:
-        """76 bytes. Raises TypedError for fields out of range."""
+        """44 bytes. Raises TypedError for fields out of range."""
         data = _pack(_RECORD, "a record", self._fields)
         if self.replica >= MAX_REPLICAS:
             raise TypedError(f"a record is of one of {MAX_REPLICAS} replicas, not of {self.replica}")
@@ -265,16 +282,13 @@ class Record:
 
     def digest(self, domain: Domain, run: bytes, round: int, stage: int) -> bytes:
         """What its maker signed."""
-        payload, statement = self.payload, self.statement
-        words = run + word(round) + word(stage) + word(self.replica) + payload + statement
+        words = run + word(round) + word(stage) + word(self.replica) + self.statement
         words += word(self.loss) + word(self.inner_steps) + word(self.exchange)
         return _digest(domain.separator, keccak(_CONTRIBUTION_TYPE + words))
 
     @property
     def _fields(self) -> tuple[int | bytes, ...]:
-        return (
-            self.replica, self.payload, self.statement, self.loss, self.inner_steps, self.exchange, self.multiplier
-        )  # fmt: skip
+        return self.replica, self.statement, self.loss, self.inner_steps, self.exchange, self.multiplier
 
 
 class Counted:
@@ -304,7 +318,7 @@ class Outcome:
 
     weights: bytes  # sha256 of V[s,t+1]
     momentum: bytes  # sha256 of the outer momentum; zero where there is none
-    weights_root: bytes  # RFC 6962 roots over 4 KiB leaves of the same two files
+    weights_root: bytes  # RFC 6962 roots (ground.merkle) of the same two files
     momentum_root: bytes
     inner_steps: int  # of this round
     plan: Plan  # of round t + delay + 1
@@ -342,7 +356,7 @@ class Seal(Counted):
     records: tuple[Record, ...]  # replicas strictly ascending
 
     def encode(self) -> bytes:
-        """209 bytes and 76 for each record."""
+        """209 bytes and 44 for each record."""
         outcome = self.outcome
         head = (self.run, self.stage, self.round, self.previous, *outcome.hashes, outcome.plans)
         return _pack(_SEAL, "a seal", head) + encode_records(self.records)
@@ -366,25 +380,40 @@ class Seal(Counted):
         return keccak(_SEAL_TYPE + words + keccak(data[_SEAL.size :]))
 
 
+class Signs(Enum):
+    """What an entry of a seal's signatures is over, and for whom."""
+
+    SEAL = 0  # the seal, and with it the record of its replica
+    RECORD = 128  # the Contribution of the record of its replica
+    FOUNDER = 192  # the seal, for a founder's weight
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One of a seal's signatures: over the seal, or over the Contribution of the record of `replica`."""
+    """One of a seal's signatures."""
 
-    replica: int  # of the signer's record where it has one, else its current one
-    of_record: bool
+    signs: Signs
+    replica: int  # of the signer's record where it has one, else its current one; of a founder 0
     signature: bytes
 
 
-def entries(seal_signatures: Mapping[str, tuple[int, bytes]], record_signatures: Mapping[int, bytes]) -> bytes:
-    """The `signatures` of a seal: account -> (replica, signature of the seal), and replica -> signature of its record
-    for those makers who did not sign the seal. In ascending order of replica, which means nothing."""
-    found = [Entry(replica, True, signature) for replica, signature in record_signatures.items()]
-    found += [Entry(replica, False, signature) for replica, signature in seal_signatures.values()]
+def entries(
+    seal_signatures: Mapping[str, tuple[int, bytes]],
+    record_signatures: Mapping[int, bytes],
+    founder_signature: bytes | None = None,
+) -> bytes:
+    """The `signatures` of a seal: account -> (replica, signature of the seal); replica -> signature of its record for
+    those makers who did not sign the seal; and a founder's signature of the seal. Accounts ascend, as those without a
+    slot must."""
+    ordered = (seal_signatures[account] for account in ascending([*seal_signatures]))
+    found = [Entry(Signs.SEAL, *signed) for signed in ordered]
+    found += [Entry(Signs.RECORD, *signed) for signed in sorted(record_signatures.items())]
+    found += [] if founder_signature is None else [Entry(Signs.FOUNDER, 0, founder_signature)]
     parts = []
-    for entry in sorted(found, key=lambda entry: entry.replica):
-        if not 0 <= entry.replica < _OF_RECORD or len(entry.signature) != SIGNATURE_SIZE:
+    for entry in found:
+        if not 0 <= entry.replica < MAX_REPLICAS or len(entry.signature) != SIGNATURE_SIZE:
             raise TypedError(f"an entry has a replica and {SIGNATURE_SIZE} bytes, not {entry}")
-        parts.append(bytes([entry.replica + _OF_RECORD * entry.of_record]) + entry.signature)
+        parts.append(bytes([entry.replica + entry.signs.value]) + entry.signature)
     return b"".join(parts)
 
 
@@ -393,9 +422,36 @@ def split_entries(data: bytes) -> tuple[Entry, ...]:
     if len(data) % _ENTRY_SIZE:
         raise TypedError(f"signatures come in entries of {_ENTRY_SIZE} bytes, got {len(data)}")
     return tuple(
-        Entry(data[i] % _OF_RECORD, data[i] >= _OF_RECORD, bytes(data[i + 1 : i + _ENTRY_SIZE]))
-        for i in range(0, len(data), _ENTRY_SIZE)
+        Entry(*_signs(data[i]), bytes(data[i + 1 : i + _ENTRY_SIZE])) for i in range(0, len(data), _ENTRY_SIZE)
     )
+
+
+def has_founder(data: bytes) -> bool:
+    """Whether the `signatures` of a seal have a founder's, be it one or not."""
+    return max(data[::_ENTRY_SIZE], default=0) >= Signs.FOUNDER.value
+
+
+def _signs(first: int) -> tuple[Signs, int]:
+    """By the first byte of an entry, as the contract reads it: what it signs, and the replica."""
+    if first >= Signs.FOUNDER.value:
+        return Signs.FOUNDER, 0
+    return (Signs.RECORD, first - Signs.RECORD.value) if first >= Signs.RECORD.value else (Signs.SEAL, first)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What the members at both ends of a pipe recorded of it in a round. The ledger never sees it: each keeps the
+    other's signature in its trace."""
+
+    run: Bytes32
+    round: U32
+    replica: U16
+    stage: U16  # the earlier of the two
+    recorded: Bytes32
+
+    def digest(self, domain: Domain) -> bytes:
+        """What both sign. Raises TypedError for fields out of range."""
+        return _digest(domain.separator, keccak(type_hash(Agreement) + encode_words(self)))
 
 
 @dataclass(frozen=True)
@@ -449,10 +505,11 @@ class ConvictionEntry:
     signature: bytes
 
 
-def conviction_entries(verdicts: Iterable[SignedVerdict]) -> bytes:
-    """The `entries` of a conviction, 98 bytes each: finding, report, signature. Raises TypedError unless all verdicts
-    are about one contribution, and none finds it honest."""
-    verdicts = tuple(verdicts)
+def conviction_entries(verdicts: Iterable[SignedVerdict], domain: Domain) -> bytes:
+    """The `entries` of a conviction, 98 bytes each: finding, report, signature. Their signers ascend, as they must.
+    Raises TypedError unless all verdicts are about one contribution, and none finds it honest; SignatureError for a
+    signature of nobody."""
+    verdicts = sorted(verdicts, key=lambda signed: int(signed.signer(domain), 16))
     if len({signed.verdict.contribution for signed in verdicts}) != 1:
         raise TypedError("a conviction takes verdicts on one contribution")
     parts = []
@@ -492,6 +549,68 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """What a stage of a drawn replica computed of a version on held-out samples. `previous`: the name of the signed
+    evaluation of the stage before, whose activations it took; of the first stage zero. Only the last stage has `sum`
+    and `count`: of the losses in micronats, over so many tokens. Only the others have `activations`, a blob's name."""
+
+    run: Bytes32
+    version: U32
+    replica: U16
+    stage: U16
+    previous: Bytes32
+    activations: Bytes32
+    sum: U64
+    count: U32
+
+    def digest(self, domain: Domain) -> bytes:
+        return _digest(domain.separator, keccak(type_hash(Evaluation) + encode_words(self)))
+
+    def sign(self, domain: Domain, key: bytes) -> "SignedEvaluation":
+        return SignedEvaluation(self, sign(self.digest(domain), key))
+
+
+@dataclass(frozen=True)
+class SignedEvaluation:
+    evaluation: Evaluation
+    signature: bytes
+
+    @property
+    def name(self) -> bytes:
+        """sha256 of the encoding: what the ledger and the next stage's evaluation name."""
+        return hashlib.sha256(self.encode()).digest()
+
+    def signer(self, domain: Domain) -> str:
+        """Raises SignatureError for a signature of nobody."""
+        return recover(self.evaluation.digest(domain), self.signature)
+
+    def encode(self) -> bytes:
+        """EVALUATION_SIZE bytes."""
+        return encode_words(self.evaluation) + self.signature
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Raises TypedError; the signature is not verified."""
+        if len(data) != EVALUATION_SIZE:
+            raise TypedError(f"a signed evaluation has {EVALUATION_SIZE} bytes, got {len(data)}")
+        return cls(decode_words(Evaluation, data[:-SIGNATURE_SIZE]), bytes(data[-SIGNATURE_SIZE:]))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What an account signs who says how well a version does in tasks; `statement`: sha256 of the JSON that says it.
+    The ledger never sees it."""
+
+    run: Bytes32
+    version: U32
+    statement: Bytes32
+
+    def digest(self, domain: Domain) -> bytes:
+        """Raises TypedError for fields out of range."""
+        return _digest(domain.separator, keccak(type_hash(Scores) + encode_words(self)))
+
+
+@dataclass(frozen=True)
 class SiteMember:
     """What a site's key signs: that the account is one of its machines. The key's address is the site."""
 
@@ -504,6 +623,37 @@ class SiteMember:
 
     def sign(self, domain: Domain, key: bytes) -> bytes:
         return sign(self.digest(domain), key)
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """Whom the creator or a steward of an invited run lets in: an account, or all machines of a site; the other is
+    zero. Unix times: a revocation ends what was issued until then, and nobody brings one after `expiry`."""
+
+    ledger: Address
+    run: Bytes32
+    account: Address
+    site: Address
+    issued: U64
+    expiry: U64
+
+    @property
+    def guest(self) -> str:
+        """The account or the site."""
+        return self.site if self.account == ZERO_ACCOUNT else self.account
+
+    def encode(self) -> bytes:
+        """192 bytes."""
+        return encode_words(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        return decode_words(cls, data)
+
+    def digest(self, chain_id: int, invitations: str) -> bytes:
+        """What its maker signs, for the contract Invitations at that address. Raises TypedError."""
+        separator = _separator(_INVITATIONS_NAME, _INVITATIONS_VERSION, chain_id, invitations)
+        return _digest(separator, keccak(type_hash(Invitation) + encode_words(self)))
 
 
 @dataclass(frozen=True)
@@ -565,7 +715,7 @@ _SEAL_TYPE = keccak(
     b"bytes32 momentumRoot,bytes11 plans,bytes records)"
 )
 _CONTRIBUTION_TYPE = keccak(
-    b"Contribution(bytes32 run,uint32 round,uint16 stage,uint16 replica,bytes32 payload,bytes32 statement,uint32 loss,"
+    b"Contribution(bytes32 run,uint32 round,uint16 stage,uint16 replica,bytes32 statement,uint32 loss,"
     b"uint32 innerSteps,uint8 exchange)"
 )
 

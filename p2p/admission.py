@@ -3,7 +3,7 @@
 import ipaddress
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 SHARE = 8  # strangers keep one place of so many, and one byte of so many, where members want them all
@@ -11,6 +11,7 @@ QUIET = 0.5  # s after which a member that was served wants no more
 TRICKLE = 256 * 1024  # bytes a second for strangers, however little members take
 SAVED = 2 * 1024 * 1024  # bytes that they may save up; two ranges of a blob
 _BITS = {4: 24, 6: 48}  # of an address: what one owner gets, so that more addresses are not more places
+_WIDE = {4: 16, 6: 32}  # what a provider gets: who has ever new networks has them there
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,8 @@ class Place:
     """One that is taken, or asked for."""
 
     peer: str  # peer id; where it is not known yet, the address
-    prefix: str  # of its address
-    registered: bool  # the ledger names it for a slot, or as the run's creator
+    networks: tuple[str, ...]  # in which its address is, the widest first
+    registered: bool  # the ledger names it for a slot, or as the run's creator or founder
     in_use: bool
     turn: float  # of those that are otherwise alike, the lowest goes first
 
@@ -36,10 +37,24 @@ def prefix(address: str) -> str:
     return address if ip is None else str(ipaddress.ip_network((ip, _BITS[ip.version]), strict=False))
 
 
+def networks(address: str) -> tuple[str, ...]:
+    """The networks that an IP address is in, the widest first: its first 16 and 24 bits, of IPv6 32 and 48. Of any
+    other text, itself."""
+    ip = _parse(address)
+    if ip is None:
+        return (address,)
+    return str(ipaddress.ip_network((ip, _WIDE[ip.version]), strict=False)), prefix(address)
+
+
 def owner(peer: str, address: str) -> str:
     """Who shares a budget: whoever is in one network; where one person has the network for itself, the peer."""
     ip = _parse(address)
     return peer if ip is not None and ip.is_private else prefix(address)
+
+
+def is_ip(address: str) -> bool:
+    """Whether it is an IP address, and nothing but one: without a zone, which can be any text."""
+    return _parse(address) is not None and "%" not in address
 
 
 def is_loopback(address: str) -> bool:
@@ -47,24 +62,50 @@ def is_loopback(address: str) -> bool:
     return ip is not None and ip.is_loopback
 
 
+def is_global(address: str) -> bool:
+    """Whether it is an IP address that can be anywhere."""
+    ip = _parse(address)
+    return ip is not None and ip.is_global
+
+
+def is_private(address: str) -> bool:
+    """Whether it is an IP address of another machine in a network that is not public."""
+    return is_ip(address) and not is_global(address) and not is_loopback(address)
+
+
 def worst(places: Sequence[Place]) -> int:
     """The index of the one that has to go, so that the others have room; `places` are not empty.
 
     Strangers before the registered, unless strangers have one in SHARE or less. The idle before those in use; of
-    crowded prefixes before sparse ones, counted among strangers or the registered alone; of peers with many before
-    those with few; then by `turn`.
+    crowded networks before sparse ones, wide ones first, counted among strangers or the registered alone; of peers with
+    many before those with few; then by `turn`.
     """
     strangers = sum(not place.registered for place in places)
     spared = strangers <= len(places) // SHARE
-    crowds = Counter((place.registered, place.prefix) for place in places)
+    crowds = Counter((place.registered, network) for place in places for network in place.networks)
     peers = Counter(place.peer for place in places)
 
-    def order(index: int) -> tuple[bool, bool, int, int, float]:
+    def order(index: int) -> tuple[bool, bool, list[int], int, float]:
         place = places[index]
-        crowd = crowds[place.registered, place.prefix]
-        return place.registered != spared, place.in_use, -crowd, -peers[place.peer], place.turn
+        crowd = [-crowds[place.registered, network] for network in place.networks]
+        return place.registered != spared, place.in_use, crowd, -peers[place.peer], place.turn
 
     return min(range(len(places)), key=order)
+
+
+def next_in_line(waiting: Sequence[Place], served: Mapping[str, float], strangers: bool) -> int:
+    """The index of the one whose turn it is; `waiting` are not empty.
+
+    The registered before strangers, or after them if it is the `strangers`' turn; then of the network that was served
+    the longest time ago, wide ones first; then by `turn`. `served`: when, of those networks that were.
+    """
+
+    def order(index: int) -> tuple[bool, list[float], float]:
+        place = waiting[index]
+        last = [served.get(network, -math.inf) for network in place.networks]
+        return place.registered == strangers, last, place.turn
+
+    return min(range(len(waiting)), key=order)
 
 
 class Leftover:

@@ -14,7 +14,7 @@ from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
 from dlx.ground.backoff import Backoff
-from dlx.p2p.addresses import ADDRESSES_PER_PEER, usable
+from dlx.p2p.addresses import ADDRESSES_PER_PEER, relay_of, usable
 from dlx.p2p.guarded_host import GuardedHost, GuardedSwarm
 
 DIAL_DEADLINE = 5.0  # s per address
@@ -39,15 +39,33 @@ class _Entry:
     failures: int = 0
     next_try: float = 0.0
     dialling: trio.Lock = field(default_factory=trio.Lock)
+    used: Multiaddr | None = None  # the address that was dialled last
+
+    def put_last(self) -> None:
+        """Nothing came of the last address, or no longer: where a relay is why, others go first."""
+        if self.used in self.addresses and relay_of(self.used) is not None:
+            self.addresses.remove(self.used)
+            self.addresses.append(self.used)
 
 
 class Dialer:
     """Keeps the known peers connected."""
 
-    def __init__(self, network: GuardedSwarm, own: str, agreed: Callable[[ID], Awaitable[bool]]) -> None:
+    def __init__(
+        self,
+        network: GuardedSwarm,
+        own: str,
+        agreed: Callable[[ID], Awaitable[bool]],
+        is_own: Callable[[Multiaddr], bool],
+        missed: Callable[[ID, ID], None],
+    ) -> None:
+        """`own`: our peer id. `is_own(address)`: whether it is one of ours, so that nobody else is there.
+        `missed(relay, peer)` hears of who was dialled through a relay in vain."""
         self._network = network
         self._own = own
         self._agreed = agreed
+        self._is_own = is_own
+        self._missed = missed
         self._entries: dict[ID, _Entry] = {}
         self._changed = trio.Event()
         self._random = Random()
@@ -80,6 +98,16 @@ class Dialer:
         entry = self._entries.get(peer)
         return ([], False) if entry is None else (list(entry.addresses), entry.named)
 
+    def unreached(self, peer: ID) -> str | None:
+        """Why a peer cannot be dialled, in words; None where that is not known, or it can."""
+        entry = self._entries.get(peer)
+        if self._network.get_connections(peer):
+            return None
+        others = [address for address in entry.addresses if not self._is_own(address)] if entry else []
+        if entry is None or not others:
+            return "the ledger has no address of it that could be dialled"
+        return f"no answer at {', '.join(map(str, others))}" if entry.failures else None
+
     def refused(self, peer: ID, pause: float = REFUSED) -> None:
         if peer in self._entries:
             self._entries[peer].next_try = trio.current_time() + pause
@@ -87,6 +115,8 @@ class Dialer:
     def lost(self, peer: ID) -> None:
         """A connection ended; try again soon."""
         entry = self._entries.get(peer)
+        if entry is not None:
+            entry.put_last()
         if entry is not None and entry.next_try <= trio.current_time():
             entry.next_try = trio.current_time() + self._pause(entry)
         self._changed.set()
@@ -118,11 +148,17 @@ class Dialer:
             return False
         async with entry.dialling:
             for address in list(entry.addresses):
+                if self._is_own(address):  # others have the same private one
+                    continue
                 if not self._network.get_connections(peer):
+                    entry.used = address
                     await self._dial(peer, address)
                 if await self._agreed(peer):
                     self._network.unblock_peer(peer)
                     return True
+                if (relay := relay_of(address)) is not None:
+                    self._missed(relay, peer)
+                entry.put_last()
         return False
 
     def _add(self, entry: _Entry, addresses: list[Multiaddr], first: bool) -> None:
@@ -153,7 +189,7 @@ class Dialer:
     async def _dial(self, peer: ID, address: Multiaddr) -> None:
         try:
             with trio.move_on_after(DIAL_DEADLINE):
-                await self._network.dial_addr(address, peer)
+                await self._network.dial_addr(address.encapsulate(Multiaddr(f"/p2p/{peer}")), peer)
         except Exception as error:
             log.debug("dialling %s at %s failed: %r", peer, address, error)
 

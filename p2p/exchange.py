@@ -1,20 +1,22 @@
 """Blobs from peers, from several at once, checked before use."""
 
+import functools
 import hashlib
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
 from dlx.ground.backoff import Backoff
 from dlx.ground.blobs import BlobStore, Kind, NoRoom, Partial, piece_bytes
 from dlx.ground.errors import DlxError
+from dlx.ground.merkle import file_root
 from dlx.p2p import wire
 from dlx.p2p.host import Host
 from dlx.p2p.serving import BlobServer
@@ -22,6 +24,8 @@ from dlx.p2p.sharing import HESITATION, LEAST_RATE, SHARERS, shares_of
 from dlx.p2p.streams import StreamBroken
 from dlx.p2p.transfer import ASK_DEADLINE, Line, Peers, Progress, Transfer
 
+MAILBOXES_AFTER = 3.0  # s without a byte from peers after which mailboxes are asked too
+MAILBOXES_AGAIN = Backoff(first=2.0, cap=10.0)
 PATIENCE = 0.5  # s for the other answers once there is one
 RETRY = Backoff(first=0.5, cap=5.0)
 PROVIDERS, LATE = 4, 8  # at once; with those that answer late
@@ -30,6 +34,26 @@ SHARED = 16 * 1024  # bytes of a blob that is worth passing on in parts
 EMPTY = hashlib.sha256().digest()
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sought:
+    """A blob that mailboxes are asked for."""
+
+    hash: bytes
+    sizes: range  # bytes that it may have
+    makers: Collection[str]  # peer ids: whose mailboxes are asked first
+    draft: Callable[[bool], Path]  # where to write it; True: another file of it is being written. Raises NoRoom
+    came: Callable[[int], None]  # is told the bytes as they come
+
+
+class Mailboxes(Protocol):
+    """Places where members publish blobs for those who cannot connect to them. Nothing there is believed."""
+
+    async def fetch(self, sought: Sought) -> tuple[Path | None, bool]:
+        """A file of that sha256, if one of them has it; else whether one did not answer that may have it. Raises
+        OSError of our disk."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -68,6 +92,7 @@ class _Download:
     tree: Tree | None = None
     sharers: tuple[str, ...] = ()
     progress: Progress = field(default_factory=Progress)
+    unproven: int = 0  # bytes of mailboxes that counted as progress
     transfer: Transfer | None = None  # under way
     callers: int = 0  # so far
     waiting: int = 0
@@ -94,15 +119,27 @@ class _Claims:
         self.changed = trio.Event()
 
 
+@dataclass
+class _Look:
+    """Into mailboxes, while peers are asked."""
+
+    peers_asked: trio.Event = field(default_factory=trio.Event)  # all of them, and nothing more comes
+    found: Path | None = None
+    unsure: bool = False
+    error: Exception | None = None
+
+
 class BlobExchange:
-    """Make it before the host runs. Serves what the store holds, members first; fetches what it lacks.
+    """Make it before the host runs. Serves what the store holds, members first; fetches what it lacks, of `mailboxes`
+    too where nothing comes of peers.
 
     Peers that served wrong bytes are disconnected for a while.
     """
 
-    def __init__(self, host: Host, store: BlobStore) -> None:
+    def __init__(self, host: Host, store: BlobStore, mailboxes: Mailboxes | None = None) -> None:
         self._host = host
         self._store = store
+        self._mailboxes = mailboxes
         self._random = Random()
         self._downloads: dict[tuple[bytes, Tree | None], _Download] = {}  # whoever states another tree spoils none
         self._peers = Peers()
@@ -127,7 +164,8 @@ class BlobExchange:
         stored as `kind`. It is waited for as long as it comes: until fewer than LEAST_RATE bytes a second came for
         `patience_s`. That is `patience_s` and a second for every LEAST_RATE bytes at most, besides what our disk takes.
         With its `tree`, whoever has a part of it may give that. Of `sharers` (peer ids, our own among them), who fetch
-        it at the same time, each has a part of it from the providers and the rest from each other.
+        it at the same time, each has a part of it from the providers and the rest from each other. Without providers
+        and sharers these are all connected members.
         Raises BlobNotFound, BlobTimeout, BlobTooLarge (also where it is on disk already), BlobContradiction, OSError
         (disk).
         """
@@ -209,12 +247,84 @@ class BlobExchange:
     async def _until_here(self, hash_: bytes, download: _Download) -> None:
         for attempt in itertools.count(1):
             callers = download.callers
-            here, unsure = await (self._fetch_anyhow if download.tree is None else self._fetch_shared)(hash_, download)
+            here, unsure = await self._fetch(hash_, download)
             if here:
                 return
             if not unsure and callers == download.callers:  # a new one may allow more, or name others
                 raise BlobNotFound(f"blob {hash_.hex()[:16]}: nobody has it")
             await trio.sleep(RETRY.delay(attempt, self._random))
+
+    async def _fetch(self, hash_: bytes, download: _Download) -> tuple[bool, bool]:
+        """Whether it is here; else whether somebody who was not asked may have it."""
+        of_peers = self._fetch_anyhow if download.tree is None else self._fetch_shared
+        is_too_large = download.tree is not None and download.tree.size > download.max_size
+        if self._mailboxes is None or is_too_large:
+            return await of_peers(hash_, download)
+        look, here, unsure = _Look(), False, False
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look, self._mailboxes, hash_, download, look, nursery.cancel_scope)
+            try:
+                here, unsure = await of_peers(hash_, download)
+            except Exception as error:  # outside, so that it comes alone and in no group
+                look.error = error
+            if here or look.error is not None:
+                nursery.cancel_scope.cancel()
+            look.peers_asked.set()
+        if look.found is not None:
+            await download.progress.on_disk(self._take, look.found, hash_, download)
+            return True, False
+        if look.error is not None:
+            raise look.error
+        return here, unsure or look.unsure
+
+    async def _look(
+        self, mailboxes: Mailboxes, hash_: bytes, download: _Download, look: _Look, peers: trio.CancelScope
+    ) -> None:
+        """In the mailboxes, as long as peers are asked and once more."""
+        await self._until_nothing_comes(download, look)
+        exactly = 0 if download.tree is None else download.tree.size
+        sought = Sought(
+            hash_, range(exactly, (exactly or download.max_size) + 1), download.providers or (),
+            functools.partial(self._store.draft, hash_, exactly),
+            functools.partial(self._came, download, exactly or download.max_size),
+        )  # fmt: skip
+        for tries in itertools.count(1):
+            is_last = look.peers_asked.is_set()
+            try:
+                look.found, look.unsure = await mailboxes.fetch(sought)
+            except NoRoom:  # perhaps for the peers' copy there is
+                look.unsure = True
+            except OSError as error:
+                look.error = error
+            if look.found is not None or look.error is not None:
+                return peers.cancel()
+            if is_last:
+                return
+            with trio.move_on_after(MAILBOXES_AGAIN.delay(tries, self._random)):
+                await look.peers_asked.wait()
+
+    @staticmethod
+    def _came(download: _Download, size: int, count: int) -> None:
+        """Bytes of mailboxes: no hash has confirmed them, so that no more of them are progress than the blob has."""
+        new = min(count, size - download.unproven)
+        download.unproven += new
+        download.progress.came(new)
+
+    async def _until_nothing_comes(self, download: _Download, look: _Look) -> None:
+        """Of those peers that are asked first; at once where none of them is connected."""
+        agreed, came = set(self._host.agreed()), -1
+        if not (agreed if download.providers is None else agreed & download.providers):
+            return
+        while not look.peers_asked.is_set() and came != download.progress.bytes:
+            came = download.progress.bytes
+            with trio.move_on_after(MAILBOXES_AFTER):
+                await look.peers_asked.wait()
+
+    def _take(self, draft: Path, hash_: bytes, download: _Download) -> None:
+        if download.tree is not None and file_root(draft) != download.tree.root:
+            draft.unlink()
+            raise BlobContradiction(f"blob {hash_.hex()[:16]}: its name and its Merkle root are of two files")
+        self._store.take(draft, hash_, download.kind)
 
     def _asked(self, download: _Download) -> tuple[list[str], list[str]]:
         """Whom to ask, and which members once nothing comes of those; of both the most useful first."""
@@ -228,6 +338,12 @@ class BlobExchange:
             return named + others, []
         return named, list(filter(self._host.is_registered, others))
 
+    def _sharers(self, download: _Download) -> Sequence[str]:
+        """Who passes on parts: of a blob that anybody may have, members that are connected may fetch it too."""
+        if download.sharers or download.providers is not None:
+            return download.sharers
+        return [self._host.peer_id, *filter(self._host.is_registered, self._host.agreed())]
+
     def _away(self, download: _Download) -> set[str]:
         """Who is not asked."""
         return download.bad | {self._host.peer_id}
@@ -240,7 +356,7 @@ class BlobExchange:
         assert tree is not None
         if tree.size > download.max_size:
             return False, False
-        sharers = download.sharers if tree.size >= SHARED else ()
+        sharers = self._sharers(download) if tree.size >= SHARED else ()
         shares = shares_of(hash_, sharers, -(-tree.size // piece_bytes(tree.size)))
         peers, others = self._asked(download)
         asked = dict.fromkeys([*peers[:SHARERS], *(shares.keys() - self._away(download))])
@@ -253,6 +369,8 @@ class BlobExchange:
             if not transfer.is_complete:
                 return False, transfer.unsure
             if await download.progress.on_disk(partial.finish):
+                if transfer.leaves:
+                    self._server.knows(hash_, tree.root)
                 return True, False
             await download.progress.on_disk(partial.discard)
             if transfer.leaves:
@@ -275,7 +393,7 @@ class BlobExchange:
         for (name, _), download in self._downloads.items():
             transfer = download.transfer
             if name == hash_ and transfer is not None and transfer.root == root and transfer.leaves:
-                return transfer if download.kind is not Kind.PRIVATE else None
+                return transfer
         return None
 
     # ---- by its name alone ------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Gossip: small signed statements from members of the run to all of them, or to those of a stage."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -29,6 +29,7 @@ _WEIGHT = {
     "signature": 20,
     "topic": 20,
     "unregistered": 2,
+    "control": 1,
     "unregistered_relayed": 0,  # who passes it on may have a newer view of the ledger
     "rate": 1,
     "rate_relayed": 0,  # the origin's own neighbours cut it off; who passes its messages on is not to blame
@@ -45,18 +46,18 @@ class Gossiped:
 
 
 class Gossip:
-    """Make it before the host runs. It takes `topics`, and of `choice` the one that it `follow`s.
+    """Make it before the host runs. It takes `topics`, and of `choice` those that it `follow`s.
 
     Every message is a wire.GossipMessage of one of the host's `members`; others are neither delivered nor forwarded.
     Drops are counted through the host's `on_reject`: oversize_rpc (more than 1 MiB at once, ends the connection),
     oversize, malformed, schema, signature, topic, unregistered or unregistered_relayed. Also rate or rate_relayed (of
-    an origin or a neighbour), queue (not read fast enough).
+    an origin or a neighbour), control (beyond what a neighbour may name and ask for), queue (not read fast enough).
     """
 
     def __init__(self, host: Host, topics: Sequence[str], choice: Sequence[str] = ()) -> None:
         self._host = host
         self._topics, self._choice = tuple(topics), frozenset(choice)
-        self._followed: str | None = None
+        self._followed: dict[str, frozenset[str]] = {}  # reason -> topics
         self._following = trio.Lock()
         self._send, self.messages = trio.open_memory_channel[Gossiped](QUEUE)
         self._origins = TokenBuckets(ORIGIN_RATE)
@@ -81,15 +82,19 @@ class Gossip:
         if not self._pubsub.seen_messages.has(topic_id(topic, data)):
             await self._pubsub.publish(topic, data)
 
-    async def follow(self, topic: str) -> None:
-        """From now on take this one of the choice, and no other of it."""
-        if topic not in self._choice:
-            raise ValueError(f"topic {topic!r} was not among the choice when Gossip was made")
+    async def follow(self, reason: str, topics: Collection[str]) -> None:
+        """From now on take these of the choice for this reason, and of the others those that another reason asks for.
+
+        Raises ValueError for topics that are not of the choice."""
+        if not self._choice.issuperset(topics):
+            raise ValueError(f"topics {sorted(topics)} were not all among the choice when Gossip was made")
         async with self._following:
-            before, self._followed = self._followed, topic
-            if before != topic:
-                if before is not None:
-                    await self._pubsub.unsubscribe(before)
+            before = frozenset[str]().union(*self._followed.values())
+            self._followed[reason] = frozenset(topics)
+            wanted = frozenset[str]().union(*self._followed.values())
+            for topic in sorted(before - wanted):
+                await self._pubsub.unsubscribe(topic)
+            for topic in sorted(wanted - before):
                 await self._pubsub.subscribe(topic)
 
     def neighbours(self, topic: str) -> tuple[str, ...]:

@@ -29,21 +29,20 @@ from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from dlx.ground.meter import Meter
-from dlx.p2p.admission import Place, is_loopback, prefix, worst
+from dlx.p2p.admission import Place, worst
 from dlx.p2p.bandwidth import Limit
-from dlx.p2p.muxer import GuardedMuxers, GuardedYamux, address_of, count_on, tcp_of
+from dlx.p2p.handshakes import Handshakes
+from dlx.p2p.muxer import GuardedMuxers, GuardedYamux, count_on, networks_of, tcp_of
 from dlx.p2p.negotiation import bound_names
 from dlx.p2p.noise import LeanNoise
 from dlx.p2p.stream_admission import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go
-from dlx.p2p.token_buckets import TokenBuckets
 from dlx.p2p.transport import MeteredStream, MeteredTCP
 
 STREAM_LIMIT, STRANGER_STREAMS = 256, 64  # streams a peer may have open on one connection
 MAX_CONNECTIONS = 256
 CONNECTIONS_PER_PEER = 3  # two where both dial at once, and one that the other side lost
-PENDING_LIMIT = 64  # accepted connections in the handshake
-HANDSHAKE_RATE, HANDSHAKE_BURST = 8.0, 64.0  # accepted connections a second of one prefix
+TOKEN_DEADLINE = 10.0  # s for an accepted connection's first bytes
 _UNLIMITED = 1 << 20  # the library would refuse whoever comes last
 DHT_STREAMS, DHT_STREAMS_PER_PEER = 10, 4  # served at once; below the library's 12, as who has to go goes slowly
 DHT_DEADLINE = 30.0  # s for what is asked on one
@@ -80,8 +79,7 @@ class GuardedSwarm(Swarm):
     ) -> None:
         self.registered = registered
         self._dropped = dropped
-        self._handshakes: dict[MeteredStream, Place] = {}
-        self._rate = TokenBuckets(HANDSHAKE_RATE, HANDSHAKE_BURST)
+        self._handshakes = Handshakes(registered, dropped)
         self._entering: list[GuardedYamux] = []  # past the handshake, and not yet among the connections
         noise = LeanNoise(keys, noise_privkey=create_noise_key_pair().private_key)
         peer = ID.from_pubkey(keys.public_key)
@@ -90,11 +88,13 @@ class GuardedSwarm(Swarm):
         upgrader = TransportUpgrader({NOISE_ID: noise}, {})
         bound_names(upgrader.security_multistream._selector)
         upgrader.muxer_multistream = GuardedMuxers(registered)
+        self.tcp = MeteredTCP(meter, up, down)
+        self.carry: Callable[[MeteredStream, bytes], Awaitable[None]] = self._carry_nothing
         super().__init__(
             peer,
             store,
             upgrader,
-            transports=[MeteredTCP(meter, up, down)],
+            transports=[self.tcp],
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(
                 max_connections=_UNLIMITED,
@@ -106,8 +106,13 @@ class GuardedSwarm(Swarm):
         )
         self.auto_connector = _NoAutoConnector(self)
 
+    async def _carry_nothing(self, stream: MeteredStream, token: bytes) -> None:
+        self._dropped("relay_token", stream.address)
+
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
         muxed = cast(GuardedYamux, muxed_conn)
+        if tcp_of(muxed).relay is not None and not muxed.is_registered():
+            raise SwarmException("relays carry members only")
         self._entering.append(muxed)
         try:
             self._make_room(muxed)
@@ -136,41 +141,38 @@ class GuardedSwarm(Swarm):
 
     def _place(self, muxed: GuardedYamux) -> Place:
         # first come among equals: whoever is here longest has not come to push others out
-        network = prefix(tcp_of(muxed).address)
-        return Place(str(muxed.peer_id), network, muxed.is_registered(), muxed.in_use, -muxed.since)
+        return Place(str(muxed.peer_id), tcp_of(muxed).networks, muxed.is_registered(), muxed.in_use, -muxed.since)
 
     async def _handle_inbound_connection(self, read_write_closer: ReadWriteCloser, maddr: Multiaddr) -> None:
         # The library's own version keeps a slot and a task per accepted connection until the swarm ends,
         # so it goes deaf after 300 of them.
         raw = RawConnection(read_write_closer, False)
         stream = cast(MeteredStream, read_write_closer)
-        if not self._begin_handshake(stream):
-            await raw.close()
-            return
         try:
-            muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
+            if not self._handshakes.admit(stream):
+                await raw.close()
+                return
+            token = await self._token(stream)  # who says nothing, or is to be carried, takes nobody's turn
+            if token is None:
+                if not await self._handshakes.turn(stream):
+                    await raw.close()
+                    return
+                muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
         except Exception as error:
             log.debug("inbound connection failed: %r", error)
             await raw.close()
             return
         finally:
-            self._handshakes.pop(stream, None)
+            self._handshakes.end(stream)
+        if token is not None:
+            await self.carry(stream, token)
+            return
         await muxed.event_closed.wait()  # type: ignore[attr-defined]
 
-    def _begin_handshake(self, stream: MeteredStream) -> bool:
-        """Whether there is time and a place for it; another may have to go."""
-        address = stream.address
-        # of those that are alike the oldest goes: a handshake takes a second, unless nothing is said
-        place = Place(address, prefix(address), self.registered(address), False, trio.current_time())
-        if not place.registered and not is_loopback(address) and not self._rate.take(place.prefix):
-            self._dropped("handshakes", address)
-            return False
-        self._handshakes[stream] = place
-        if len(self._handshakes) > PENDING_LIMIT:
-            gone = list(self._handshakes)[worst([*self._handshakes.values()])]
-            self._dropped("handshakes", self._handshakes.pop(gone).peer)
-            gone.kill()
-        return not stream.killed
+    @staticmethod
+    async def _token(stream: MeteredStream) -> bytes | None:
+        with trio.fail_after(TOKEN_DEADLINE):
+            return await stream.token()
 
 
 class GuardedHost(BasicHost):
@@ -225,7 +227,7 @@ class GuardedHost(BasicHost):
 
     async def _serve_dht(self, stream: INetStream, handler: StreamHandlerFn) -> None:
         """The library serves 12 streams at once, whoever comes first, and waits for ever on each."""
-        with self._dht.admit(str(stream.muxed_conn.peer_id), address_of(stream)) as served:
+        with self._dht.admit(str(stream.muxed_conn.peer_id), networks_of(stream)) as served:
             if served is not None:
                 served.busy = False
                 with trio.move_on_after(DHT_DEADLINE):

@@ -4,9 +4,8 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +21,39 @@ from multiaddr import Multiaddr
 
 from dlx.ground.meter import Meter
 from dlx.p2p import wire
-from dlx.p2p.addresses import AddressError, check_free, expand, ip_addresses, parse_address, parse_peer_id, usable
+from dlx.p2p.addresses import (
+    CIRCUIT,
+    AddressError,
+    expand,
+    ip_addresses,
+    is_own,
+    is_public,
+    listenable,
+    parse_address,
+    parse_peer_id,
+    relay_of,
+    source,
+    usable,
+)
 from dlx.p2p.bandwidth import Limit
+from dlx.p2p.calls import Calls
 from dlx.p2p.discovery import Dialer, Discovery
 from dlx.p2p.guarded_host import GuardedHost, GuardedSwarm, Reject
+from dlx.p2p.hello import HELLO, Hellos, Peer, Told
 from dlx.p2p.layout import check_layout
 from dlx.p2p.muxer import count_on, hard_close, hold, stream_of
 from dlx.p2p.peerstore import PeerStore
-from dlx.p2p.ping import PING, answer_pings, until_silent
-from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
+from dlx.p2p.ping import PING, answer_pings
+from dlx.p2p.streams import StreamBroken
+from dlx.p2p.transport import MeteredStream
 
-HELLO = TProtocol("/dlx/hello/2")
 MESSAGES, VERDICTS = "/dlx/records/1", "/dlx/verdicts/1"
 GOSSIP = (PROTOCOL_ID_V11, MESSAGES, VERDICTS)  # what carries what members say
 OPEN_PROTOCOLS = frozenset({HELLO, "/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0"})  # before the hello is agreed
 
-HELLO_DEADLINE = 10.0  # s from the connection to an agreed hello
 SAVE_INTERVAL, SAVE_PAUSE = 300.0, 5.0  # s between two savings of the peers, at most and at least
 CROWDED = 60.0  # s before a peer is dialled again whose connection had to go
-BAN = 60.0  # s that a peer that misbehaved stays out
+ORIGINS = 4  # of a member's connections that are remembered
 
 log = logging.getLogger(__name__)
 Service = Callable[..., Awaitable[None]]  # async, takes task_status, runs until cancelled
@@ -56,18 +69,10 @@ class PeerStatus:
     version: str | None  # of its software
     protocol: int | None  # the version agreed on
     features: tuple[str, ...]  # that both name
+    relay: str | None  # peer id of who carries the connection
+    is_met_half_way: bool  # or was tried so: our router lets it in, whether or not others can reach us
     bytes_sent: int  # on the connections open now
     bytes_received: int
-
-
-@dataclass
-class _Peer:
-    id: ID
-    since: float = field(default_factory=time.time)
-    settled: trio.Event = field(default_factory=trio.Event)  # hello agreed or refused
-    gone: trio.CancelScope = field(default_factory=trio.CancelScope)  # cancels its tasks
-    hello: wire.Hello | None = None
-    rtt: float | None = None
 
 
 class Host:
@@ -94,11 +99,14 @@ class Host:
     ) -> None:
         self._listen = [parse_address(text)[0] for text in listen]
         self._announce = [parse_address(text)[0] for text in announce]
-        self._hello = hello
+        self.bound: tuple[Multiaddr, ...] = ()  # where it listens, wildcards as they are
+        self.hello = hello  # what it says first, to everybody
         self._on_reject = on_reject
         self._meter = Meter()
-        self._meters = {kind: Meter() for kind in ("payload", "pipe", "blobs")}
+        self._meters = {kind: Meter() for kind in ("payload", "pipe", "blobs", "relayed")}
+        self.relayed = self._meters["relayed"]  # what others' connections brought that this node carries
         self._member_hosts: frozenset[str] = frozenset()  # IP addresses that the ledger has of them
+        self._came_from: dict[str, str] = {}  # IP address -> who of them agreed from there, the latest last
         self._network = GuardedSwarm(
             create_new_key_pair(secret),
             self._meter,
@@ -108,16 +116,22 @@ class Host:
             Limit(down_limit),
         )
         self._network.register_notifee(_Notifee(self._connected, self._disconnected))
-        self.libp2p = GuardedHost(self._network, self._admit, OPEN_PROTOCOLS, self.reject)
-        self.peer_id = str(self.libp2p.get_id())
+        self.peer_id = str(self._network.get_peer_id())
         self.members: frozenset[str] = frozenset()  # peer ids that the ledger names, ours too; see `meet`
         self._wanted: set[str] = set()  # peers to keep connected, whatever the ledger says
-        self._peers: dict[ID, _Peer] = {}
-        self._banned: dict[ID, float] = {}
         self._services: list[Service] = []
-        self._dialer = Dialer(self._network, self.peer_id, self._await_agreement)
+        self._dialer = Dialer(
+            self._network,
+            self.peer_id,
+            self._await_agreement,
+            lambda address: is_own(address, self.bound),
+            lambda relay, peer: self._network.tcp.calls.missed(str(relay), str(peer)),
+        )
+        told = Told(self._agreed, self._remember_origin, self._dialer.refused, self._silent, self.reject)
+        self._hellos = Hellos(self._network, hello, told, lambda *task: self._nursery.start_soon(*task))
+        self.libp2p = GuardedHost(self._network, self._hellos.admit, OPEN_PROTOCOLS, self.reject)
+        self._hellos.serve(self.libp2p)
         self._discovery = Discovery(self.libp2p, hello.run, self._dialer.found)
-        self.libp2p.set_stream_handler(HELLO, self._answer_hello)
         self.serve(PING, answer_pings)
         for text in bootstrap:
             address, peer = parse_address(text)
@@ -138,15 +152,14 @@ class Host:
     async def run(self) -> AsyncIterator[None]:
         """Listen, connect, serve; ends cleanly when cancelled. Raises GuardError, AddressError."""
         check_layout()
-        for address in self._listen:
-            check_free(address)
-        async with self.libp2p.run(self._listen), trio.open_nursery() as nursery:
+        listen = listenable(self._listen)
+        async with self.libp2p.run(listen), trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
-                bound = self.libp2p.get_transport_addrs()
-                if len(self._network.listeners) < len(set(map(str, self._listen))):
-                    raise AddressError(f"cannot listen on all of {', '.join(map(str, self._listen))}: see --listen")
-                self.libp2p.announce(self._announce or [address for each in bound for address in expand(each)])
+                self.bound = tuple(self.libp2p.get_transport_addrs())
+                if len(self._network.listeners) < len(set(map(str, listen))):
+                    raise AddressError(f"cannot listen on all of {', '.join(map(str, listen))}: see --listen")
+                self.announce(self.announced or self.listening())
                 for service in (*self._services, self._dialer.run, self._discovery.run):
                     await nursery.start(service)
                 yield
@@ -166,6 +179,23 @@ class Host:
         return tuple(str(address) for address in self.libp2p.get_addrs())
 
     @property
+    def announced(self) -> tuple[str, ...]:
+        """What the operator says that others should dial."""
+        return tuple(map(str, self._announce))
+
+    def listening(self) -> tuple[str, ...]:
+        """Multiaddrs of this machine, as it is now, at which this host listens: the most useful first."""
+        return tuple(map(str, expand(self.bound)))
+
+    def announce(self, addresses: Sequence[str]) -> None:
+        """From now on tell others these multiaddrs. Raises AddressError."""
+        self.libp2p.announce([parse_address(text)[0] for text in addresses])
+
+    def unreached(self, peer_id: str) -> str | None:
+        """Why a peer that is not connected cannot be dialled, in words; None where that is not known, or it can."""
+        return self._dialer.unreached(parse_peer_id(peer_id))
+
+    @property
     def bytes_sent(self) -> int:
         """Of all connections so far, as TCP sees them (below Noise)."""
         return self._meter.sent
@@ -175,8 +205,8 @@ class Host:
         return self._meter.received
 
     def traffic(self) -> dict[str, tuple[int, int]]:
-        """Bytes (sent, received) so far as payload, pipe, blobs, gossip and signalling; together they are `bytes_sent`
-        and `bytes_received`.
+        """Bytes (sent, received) so far as payload, pipe, blobs, relayed, gossip and signalling; together they are
+        `bytes_sent` and `bytes_received`.
 
         What streams of the other kinds carry is theirs, gossip with the messages and verdicts that are asked for; all
         else is signalling: hello, identify, DHT, ping, handshakes, and the headers of Yamux and Noise.
@@ -204,15 +234,21 @@ class Host:
             self._dialer.unnamed(parse_peer_id(peer))
         self.members, self._met_before = frozenset(members), frozenset()
         self._member_hosts = frozenset(ip for texts in members.values() for ip in ip_addresses(texts))
+        self._came_from = {ip: peer for ip, peer in self._came_from.items() if peer in members}
+        for known in self._hellos.peers.values():
+            for conn in self._network.get_connections(known.id) if known.hello is not None else ():
+                self._remember_origin(known, stream_of(conn))
         for peer, addresses in members.items():
             self._know(peer, addresses)
 
     def is_registered(self, name: str) -> bool:
-        """Whether the ledger names a peer id, or an IP address as one of a peer that it names.
+        """Whether the ledger names a peer id, or an IP address as one of a peer that it names, or such a peer agreed
+        from there lately.
 
         Before anything is known of the ledger, whom it named when the node last ran.
         """
-        return name in self.members or name in self._member_hosts or name in self._met_before
+        named = name in self.members or name in self._member_hosts or name in self._met_before
+        return named or name in self._came_from
 
     def known(self, peer_id: str, addresses: Sequence[str]) -> None:
         """A peer to keep connected. Addresses that cannot be used are left out.
@@ -223,12 +259,14 @@ class Host:
         self._know(peer_id, addresses)
 
     def peers(self) -> tuple[PeerStatus, ...]:
-        return tuple(self._status(peer) for peer in self._peers.values() if self._network.get_connections(peer.id))
+        known = self._hellos.peers.values()
+        return tuple(self._status(peer) for peer in known if self._network.get_connections(peer.id))
 
     def agreed(self) -> tuple[str, ...]:
         """Peer ids of those that are connected and said the same hello."""
         live = self._network.connections
-        return tuple(str(peer.id) for peer in self._peers.values() if peer.hello is not None and peer.id in live)
+        known = self._hellos.peers.values()
+        return tuple(str(peer.id) for peer in known if peer.hello is not None and peer.id in live)
 
     def is_agreed(self, peer_id: str) -> bool:
         return peer_id in self.agreed()
@@ -251,13 +289,8 @@ class Host:
 
     def ban(self, peer_id: str, reason: str) -> None:
         """Disconnect a peer that misbehaved and keep it out for BAN seconds; counts `reason`."""
-        peer = parse_peer_id(peer_id)
         self.reject(reason, peer_id)
-        self._banned = {id_: until for id_, until in self._banned.items() if until > time.monotonic()}
-        self._banned[peer] = time.monotonic() + BAN
-        self._dialer.refused(peer, BAN)
-        self._forget(peer)  # at once: it may be back before the old connection is cleared away
-        hard_close(self._network, peer)
+        self._hellos.ban(parse_peer_id(peer_id))
 
     def reject(self, reason: str, peer_id: str) -> None:
         """Count something refused."""
@@ -275,6 +308,98 @@ class Host:
     def add_service(self, service: Service) -> None:
         """`service(task_status=...)` starts with the host and is cancelled with it."""
         self._services.append(service)
+
+    def carry_with(self, carry: Callable[[MeteredStream, bytes], Awaitable[None]]) -> None:
+        """Accepted connections that begin with a token are `carry`'s, for as long as it runs."""
+        self._network.carry = carry
+
+    def call_with(self, calls: Calls) -> None:
+        """From now on peers are dialled through relays by `calls`, which hears what comes of it."""
+        self._network.tcp.calls = calls
+
+    async def dial_relay(self, relay: str, ip: str, port: int, token: bytes, caller: str) -> MeteredStream:
+        """This end of a call through a relay. `caller`: the IP address of the other end, as the relay tells.
+        Raises OSError, trio.BrokenResourceError."""
+        return await self._network.tcp.dial_relay(ip, port, token, relay, caller)
+
+    async def accept(self, stream: MeteredStream) -> None:
+        """As if somebody had connected to this host by it, for as long as it lasts."""
+        try:
+            await self._network._handle_inbound_connection(stream, Multiaddr("/ip4/0.0.0.0/tcp/0"))
+        finally:
+            await trio.aclose_forcefully(stream.stream)
+
+    def connections(self, peer_id: str) -> list[MeteredStream]:
+        """The TCP streams of all connections to a peer, whether or not it agreed."""
+        return [stream_of(conn) for conn in self._network.get_connections(parse_peer_id(peer_id))]
+
+    def mark_half_way(self, peer_id: str) -> bool:
+        """From now on a peer counts as met half way, for as long as it is connected. False where it is not."""
+        known = self._hellos.peers.get(parse_peer_id(peer_id))
+        if known is not None:
+            known.is_met_half_way = True
+        return known is not None
+
+    async def dial(
+        self,
+        peer_id: str,
+        address: str,
+        deadline_s: float,
+        source: tuple[str, int] | None = None,
+        begins: bool = True,
+    ) -> MeteredStream:
+        """Open one more connection to a peer, at a multiaddr without its id. `source`: the IP address and port to open
+        it from. Where the peer opens it at the same moment, one of the two `begins`. Raises StreamBroken."""
+        peer = parse_peer_id(peer_id)
+        dial = self._network.dial_addr if begins else self._network.dial_addr_as_responder
+        try:
+            with trio.fail_after(deadline_s):
+                return stream_of(await dial(Multiaddr(f"{address}/p2p/{peer}"), peer, source))
+        except Exception as error:  # the library's exceptions have no common base
+            raise StreamBroken(f"{peer} is not at {address}: {error!r}") from error
+
+    def dialled(self) -> dict[str, tuple[str, int]]:
+        """Of members that agreed: who was reached by a connection that this host opened, without a relay, and that did
+        not meet it half way; at which IP address and port."""
+        found = {}
+        for peer in self.members.intersection(self.agreed()):
+            id_ = parse_peer_id(peer)
+            for conn in () if self._hellos.peers[id_].is_met_half_way else self._network.get_connections(id_):
+                stream = stream_of(conn)
+                is_ours = getattr(conn, "direction", None) == Direction.OUTBOUND
+                if is_ours and stream.relay is None:
+                    with suppress(OSError):
+                        found[peer] = stream.stream.socket.getpeername()[:2]
+        return found
+
+    async def reach(self, peer_id: str, deadline_s: float) -> bool:
+        """Open a connection of our own to a peer that opened one to us, at a public address of its. Whether it did; not
+        to one that was met half way, whose router may let in us alone."""
+        known = self._hellos.peers.get(parse_peer_id(peer_id))
+        if known is None or known.is_met_half_way:
+            return False
+        for family in ("ip4", "ip6"):
+            address = self.public_at(peer_id, family) if source(family) else None
+            if address is None:
+                continue
+            try:
+                await self.dial(peer_id, address, deadline_s)
+                return True
+            except StreamBroken as error:
+                log.debug("not reached: %s", error)
+        return False
+
+    def public_at(self, peer_id: str, family: str) -> str | None:
+        """A multiaddr (`family`: ip4 or ip6) at which a known peer can be dialled from anywhere, without a relay; None
+        where none is known."""
+        addresses, _ = self._dialer.entry(parse_peer_id(peer_id))
+        found = (one for one in addresses if one.protocols()[0].name == family and is_public(one))
+        return next((str(one) for one in found if relay_of(one) is None), None)
+
+    def rtt(self, peer_id: str) -> float:
+        """Seconds, of the last ping; infinite where there was none."""
+        peer = self._hellos.peers.get(parse_peer_id(peer_id))
+        return math.inf if peer is None or peer.rtt is None else peer.rtt
 
     async def open_stream(self, peer_id: str, protocol: str, deadline_s: float) -> INetStream:
         """A stream to an agreed peer, connecting first if need be; the caller closes it. Raises StreamBroken."""
@@ -298,122 +423,61 @@ class Host:
         if peer != self.libp2p.get_id():
             self._dialer.known(peer, usable(addresses, peer))
 
+    def _remember_origin(self, peer: Peer, tcp: MeteredStream) -> None:
+        """Where a member's next connection may come from; it may have others there than the ledger has."""
+        name = str(peer.id)
+        if self.is_registered(name) and tcp.relay is None:
+            self._came_from.pop(tcp.address, None)
+            self._came_from[tcp.address] = name
+            own = [ip for ip, other in self._came_from.items() if other == name]
+            for ip in own[:-ORIGINS]:
+                del self._came_from[ip]
+
     def _dropped(self, reason: str, name: str) -> None:
         self.reject(reason, name)
         if reason == "connections":
             self._dialer.refused(parse_peer_id(name), CROWDED)
 
-    def _status(self, peer: _Peer) -> PeerStatus:
+    def _status(self, peer: Peer) -> PeerStatus:
         conns = self._network.get_connections(peer.id)
         streams = [stream_of(conn) for conn in conns]
         return PeerStatus(
             str(peer.id),
-            tuple(str(address) for conn in conns for address in conn.get_transport_addresses()),
+            tuple(text for conn in conns for text in _addresses(conn)),
             peer.since,
             None if peer.rtt is None else peer.rtt * 1e3,
             peer.hello is not None,
             peer.hello.software if peer.hello else None,
-            self._hello.common_version(peer.hello) if peer.hello else None,
-            tuple(sorted({*self._hello.features} & {*peer.hello.features})) if peer.hello else (),
+            self.hello.common_version(peer.hello) if peer.hello else None,
+            tuple(sorted({*self.hello.features} & {*peer.hello.features})) if peer.hello else (),
+            next((stream.relay for stream in streams if stream.relay), None),
+            peer.is_met_half_way,
             sum(stream.sent for stream in streams),
             sum(stream.received for stream in streams),
         )
 
     async def _connected(self, conn: Any) -> None:
-        peer = self._peers.setdefault(conn.muxed_conn.peer_id, _Peer(conn.muxed_conn.peer_id))
+        peer = self._hellos.connected(conn)
         conn.muxed_conn.overflow = lambda: self.reject("buffer", str(peer.id))
-        self._nursery.start_soon(self._greet, peer, conn)
 
     async def _disconnected(self, conn: Any) -> None:
         peer = conn.muxed_conn.peer_id
         if not self._network.get_connections(peer):
-            self._forget(peer)
+            self._hellos.forget(peer)
             self._dialer.lost(peer)
+            if (tcp := stream_of(conn)).relay is not None and not tcp.killed:
+                self._network.tcp.calls.broken(tcp.relay, str(peer))
 
-    def _forget(self, peer: ID) -> None:
-        gone = self._peers.pop(peer, None)
-        if gone is not None:
-            gone.hello = None
-            gone.settled.set()
-            gone.gone.cancel()
+    def _agreed(self, peer: Peer) -> None:
+        self._discovery.nudge()
+        self._met.set()
+        self._network.tcp.calls.agreed(str(peer.id))
 
-    async def _greet(self, peer: _Peer, conn: Any) -> None:
-        """The dialler speaks first; whoever has not agreed in time is cut off."""
-        tcp = stream_of(conn)  # here a changed layout ends the host
-        with trio.move_on_after(HELLO_DEADLINE):
-            if conn.direction == Direction.OUTBOUND:  # even if agreed before: the other side may have forgotten
-                try:
-                    stream = await self.libp2p.new_stream(peer.id, [HELLO])
-                    try:
-                        await write_short(stream, wire.encode(self._hello))
-                        self._settle(peer, await read_short(stream, 1024))
-                    finally:
-                        await let_go(stream)
-                except Exception as error:
-                    log.debug("hello to %s failed: %r", peer.id, error)
-            await peer.settled.wait()
-        if peer.hello is not None:
-            tcp.allowance = math.inf
-        elif self._peers.get(peer.id) is peer:
-            if not peer.settled.is_set():
-                self.reject("no_hello", str(peer.id))
-            hard_close(self._network, peer.id)
-
-    async def _answer_hello(self, stream: INetStream) -> None:
-        peer = self._peers.setdefault(stream.muxed_conn.peer_id, _Peer(stream.muxed_conn.peer_id))
-        if self._is_banned(peer.id):
-            self.reject("banned", str(peer.id))
-            hard_close(self._network, peer.id)
-            return
-        with trio.fail_after(HELLO_DEADLINE):
-            theirs = await read_short(stream, 1024)
-            await write_short(stream, wire.encode(self._hello))  # first, so that both sides know why they part
-            await stream.close()
-            self._settle(peer, theirs)
-
-    def _settle(self, peer: _Peer, data: bytes) -> None:
-        if peer.settled.is_set():
-            return
-        try:
-            hello = wire.decode_as(wire.Hello, data)
-            reason = self._disagreement(hello)
-        except wire.WireError:
-            reason = "hello_malformed"
-        if self._is_banned(peer.id):
-            reason = "banned"
-        if reason is not None:
-            self.reject(reason, str(peer.id))
-            self._dialer.refused(peer.id)
-            if reason == "hello_versions":  # somebody has to upgrade
-                ours, theirs = ("{} to {}".format(*each.versions) for each in (self._hello, hello))
-                log.warning("%s speaks protocol versions %s, this node %s: no peer of ours", peer.id, theirs, ours)
-        else:
-            peer.hello = hello
-            self._discovery.nudge()
-            self._met.set()
-            self._nursery.start_soon(self._until_silent, peer)
-        peer.settled.set()
-
-    def _is_banned(self, peer: ID) -> bool:
-        return self._banned.get(peer, 0.0) > time.monotonic()
-
-    def _disagreement(self, hello: wire.Hello) -> str | None:
-        for name in ("chain_id", "ledger", "run"):
-            if getattr(hello, name) != getattr(self._hello, name):
-                return f"hello_{name}"
-        return None if self._hello.common_version(hello) else "hello_versions"
-
-    async def _admit(self, peer: ID) -> bool:
-        """Wait until a peer's hello is settled; streams of the refused are reset."""
-        entry = self._peers.setdefault(peer, _Peer(peer))
-        with trio.move_on_after(HELLO_DEADLINE):
-            await entry.settled.wait()
-        if entry.hello is None and not self._network.get_connections(peer):  # it went meanwhile
-            self._forget(peer)
-        return entry.hello is not None
+    def _silent(self, peer: ID) -> None:
+        self._network.tcp.calls.silent(str(peer))
 
     async def _await_agreement(self, peer: ID) -> bool:
-        return bool(self._network.get_connections(peer)) and await self._admit(peer)
+        return bool(self._network.get_connections(peer)) and await self._hellos.admit(peer)
 
     # -- peer store
 
@@ -446,21 +510,11 @@ class Host:
         except PeerStoreError:
             return []
 
-    # -- ping
 
-    async def _until_silent(self, peer: _Peer) -> None:
-        """For as long as the peer is connected."""
-
-        def answered(seconds: float) -> None:
-            peer.rtt = seconds
-
-        def received() -> int:
-            return sum(stream_of(conn).received for conn in self._network.get_connections(peer.id))
-
-        with peer.gone:
-            await until_silent(partial(self.libp2p.new_stream, peer.id, [PING]), received, answered)
-            self.reject("silent", str(peer.id))
-            hard_close(self._network, peer.id)
+def _addresses(conn: Any) -> list[str]:
+    relay = stream_of(conn).relay
+    found = [str(address) for address in conn.get_transport_addresses()]
+    return found if relay is None else [f"/p2p/{relay}/{CIRCUIT}"]
 
 
 class _Notifee(INotifee):

@@ -43,6 +43,7 @@ def check_layout() -> None:
         (Swarm, "_handle_inbound_connection", ("self", "read_write_closer", "maddr")),
         (Swarm, "add_conn", ("self", "muxed_conn", "direction")),
         (Swarm, "dial_addr", ("self", "addr", "peer_id", "source")),
+        (Swarm, "dial_addr_as_responder", ("self", "addr", "peer_id", "source")),
         (Swarm, "unblock_peer", ("self", "peer_id")),
         (AutoConnector, "maybe_connect", ("self",)),
         (MultiselectCommunicator, "read", ("self",)),

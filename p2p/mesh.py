@@ -19,10 +19,14 @@ from libp2p.pubsub.utils import maybe_consume_signed_record
 
 from dlx.p2p.guarded_host import GuardedHost, Reject
 from dlx.p2p.streams import StreamBroken, read_some
+from dlx.p2p.token_buckets import TokenBuckets
 
 PATIENCE = 4  # calls of `tend` that the library has to get a stream by itself
 RPC_LIMIT = 1024 * 1024  # bytes; what the library itself sends at most
 MAX_SUBSCRIPTIONS = 256  # of one RPC that are looked at
+CONTROL_RATE = 2000.0  # a second of one neighbour: a message that IHAVE names is one
+WANTED = 4  # so much is a message that IWANT names
+ENTRY = 20  # and a control message, of whatever kind
 NAMED = 2  # neighbours to whom is named what another neighbour said
 
 log = logging.getLogger(__name__)
@@ -159,6 +163,7 @@ class GuardedPubsub(Pubsub):
         self._refusal = refusal
         self._deliver = deliver
         self._abuse = abuse
+        self._control = TokenBuckets(CONTROL_RATE)
         self.traffic = {"new": (0, 0), "repeated": (0, 0)}  # messages that came, and their bytes
         self.counter = time.time_ns()  # repeated sequence numbers after a restart pass for equivocation
 
@@ -243,7 +248,19 @@ class GuardedPubsub(Pubsub):
         for subscription in rpc.subscriptions[:MAX_SUBSCRIPTIONS]:  # a newer version may have topics that we lack
             self.handle_subscription(peer, subscription)
         if rpc.HasField("control"):
-            await self.router.handle_rpc(rpc, peer)
+            if self._control.take(str(peer), _cost(rpc.control)):
+                await self.router.handle_rpc(rpc, peer)
+            else:
+                self._abuse("control", peer)
+
+
+def _cost(control: rpc_pb2.ControlMessage) -> int:
+    """Of what CONTROL_RATE limits."""
+    named = sum(len(one.messageIDs) for one in control.ihave)
+    named += sum(len(one.messageIDs) for one in control.idontwant)
+    wanted = sum(len(one.messageIDs) for one in control.iwant)
+    asked = len(control.ihave) + len(control.iwant) + len(control.idontwant)
+    return named + WANTED * wanted + ENTRY * (asked + len(control.graft) + len(control.prune))
 
 
 def _parse_length(buffer: bytearray) -> tuple[int, int] | None:

@@ -67,6 +67,11 @@ def address_of(stream: INetStream) -> str:
     return tcp_of(stream.muxed_conn).address
 
 
+def networks_of(stream: INetStream) -> tuple[str, ...]:
+    """The networks of the other side, in which places are counted. Raises GuardError."""
+    return tcp_of(stream.muxed_conn).networks
+
+
 def count_on(stream: INetStream, meter: Meter) -> None:
     """From now on `meter` counts the bytes that the stream carries, both ways."""
     muxed = stream.muxed_stream  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import trio
 from libp2p.abc import IRawConnection, ISecureConn
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.peer.id import ID
@@ -108,6 +109,8 @@ class LeanChannel(SecureSession):
     async def _message(self) -> memoryview:
         encrypted = await self._tcp.packet()
         try:
-            return memoryview(self._decrypt(None, encrypted))
+            message = memoryview(self._decrypt(None, encrypted))
         except Exception as error:  # of the library under Noise
             raise ConnectionClosedError(f"not a message of the peer's: {error!r}") from error
+        self._tcp.heard_at = trio.current_time()
+        return message

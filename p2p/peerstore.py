@@ -15,6 +15,7 @@ from dlx.p2p.addresses import ADDRESSES_PER_PEER, AddressError, parse_peer_id, u
 
 VERSION = 1
 PEERS = 256
+ADDRESS_LIMIT = 256  # characters
 FILE_LIMIT = 2 * 1024 * 1024  # bytes; 256 peers with 16 addresses of 256 bytes fit
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,9 @@ log = logging.getLogger(__name__)
 
 class KnownPeer(msgspec.Struct, frozen=True):
     peer_id: Annotated[str, Meta(max_length=128)]
-    addresses: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=ADDRESSES_PER_PEER)]
+    addresses: Annotated[
+        tuple[Annotated[str, Meta(max_length=ADDRESS_LIMIT)], ...], Meta(max_length=ADDRESSES_PER_PEER)
+    ]
     agreed: Annotated[float, Meta(ge=0)]  # unix time of the last hello
     named: bool  # by the ledger or the operator, not only found in the DHT
 
@@ -66,8 +69,8 @@ class PeerStore:
 
     def agreed(self, peer: ID, addresses: list[Multiaddr], named: bool, when: float) -> None:
         """A peer that agreed with us, last at the unix time `when`. Beyond PEERS the last in line is forgotten."""
-        texts = tuple(str(address) for address in addresses[:ADDRESSES_PER_PEER])
-        self._keep([*self._peers.values(), KnownPeer(str(peer), texts, when, named)])
+        texts = [text for text in map(str, addresses) if len(text) <= ADDRESS_LIMIT]
+        self._keep([*self._peers.values(), KnownPeer(str(peer), tuple(texts[:ADDRESSES_PER_PEER]), when, named)])
 
     def save(self) -> None:
         """Durable on return. Raises OSError. A file of a newer version stays as it is."""

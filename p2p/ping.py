@@ -15,6 +15,7 @@ PING = TProtocol("/dlx/ping/1")
 PING_INTERVAL = 5.0
 PING_DEADLINE = 3.0
 PING_MISSES = 3
+HEARD = PING_INTERVAL + PING_DEADLINE  # s within which something comes of a peer that is there
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from dlx.ground.merkle import file_leaves, root_of
 from dlx.p2p import wire
 from dlx.p2p.admission import Leftover, owner
 from dlx.p2p.host import Host
-from dlx.p2p.muxer import address_of, in_bulk
+from dlx.p2p.muxer import address_of, in_bulk, networks_of
 from dlx.p2p.precedence import PIECE, Precedence
 from dlx.p2p.sharing import LEAST_RATE, bitmap
 from dlx.p2p.stream_admission import ServedStreams
@@ -34,6 +34,7 @@ IDLE = 60.0  # s that a stranger may leave a stream unused, and that anybody wai
 IDLE_MEMBER = 900.0  # s that a member may leave one unused: for the next round's payload
 REQUEST_LIMIT = 256  # bytes
 LEAVES_KEPT = 32 * 1024 * 1024  # bytes of hashes of leaves, of blobs asked for lately
+ROOTS_KEPT = 4096  # blobs whose root is known
 LONGEST_WAIT = 20.0  # s that a stranger's request waits for its turn
 STRANGERS_AT_ONCE, SLOW = 4, 5.0  # ranges on their way to strangers; those of more than so many seconds do not count
 STRANGER_BYTES = 1024 * 1024 * 1024  # a minute, for the strangers of one network together
@@ -60,6 +61,7 @@ class BlobServer:
         self._store = store
         self._coming = coming
         self._leaves: dict[bytes, tuple[bytes, bytes]] = {}  # blob -> its root, hashes of leaves; used last at the end
+        self._roots: dict[bytes, bytes] = {}  # blob -> root of its Merkle tree; learnt last at the end
         self._hashing = trio.Lock()  # one at a time: who asks for the same needs it once
         self._streams = ServedStreams(
             STREAMS, STREAMS_PER_PEER, host.is_registered, lambda peer: host.reject("blob_busy", peer)
@@ -72,9 +74,8 @@ class BlobServer:
         host.serve(BLOB, self._serve)
 
     async def _serve(self, stream: INetStream, peer: str) -> None:
-        address = address_of(stream)
         try:
-            with self._streams.admit(peer, address) as served:
+            with self._streams.admit(peer, networks_of(stream)) as served:
                 while served is not None:
                     served.busy = False
                     with trio.fail_after(IDLE_MEMBER if self._host.is_registered(peer) else IDLE):
@@ -85,7 +86,7 @@ class BlobServer:
                         return
                     if self._host.is_registered(peer):
                         await self._answer_member(stream, request, peer)
-                    elif not await self._answer_stranger(stream, request, owner(peer, address)):
+                    elif not await self._answer_stranger(stream, request, owner(peer, address_of(stream))):
                         self._host.reject("blob_wait", peer)
                         return
         except wire.WireError as error:
@@ -112,8 +113,9 @@ class BlobServer:
             return False
         started = trio.current_time()
         self._answers.append(started)
+        root = None if request.leaves or request.hash not in self._roots else request.root
         try:  # hashes of leaves take all of a file, however few are asked for: they are for members
-            await self._answer(stream, msgspec.structs.replace(request, root=None), name)
+            await self._answer(stream, msgspec.structs.replace(request, root=root), name)
         finally:
             self._answers.remove(started)
         return True
@@ -141,6 +143,8 @@ class BlobServer:
         if request.leaves and size is not None:
             leaves = await self._leaves_of(request)
             size, data = (size, _part(leaves, request)) if leaves is not None else (None, b"")
+        elif size is not None and not await self._has_root(request):
+            size, data = None, b""
         self._host.count_as(traffic(kind), stream)
         in_bulk(stream, len(data) > SMALL)
         reply = wire.encode(wire.BlobReply(size, None, len(data)))
@@ -172,6 +176,20 @@ class BlobServer:
             await self._precedence.turn()
             await write_all(stream, memoryview(data)[at : at + PIECE])
 
+    def knows(self, hash_: bytes, root: bytes) -> None:
+        """The root of the Merkle tree of a blob that is here."""
+        self._roots.pop(hash_, None)
+        self._roots[hash_] = root
+        if len(self._roots) > ROOTS_KEPT:
+            self._roots.pop(next(iter(self._roots)))
+
+    async def _has_root(self, request: wire.BlobRequest) -> bool:
+        """Whether the blob's tree has the root that was named, if one was: else whoever asks would blame us. A file is
+        not read only to say that it is here."""
+        if request.root is not None and request.length and request.hash not in self._roots:
+            return await self._leaves_of(request) is not None
+        return request.root is None or self._roots.get(request.hash, request.root) == request.root
+
     async def _leaves_of(self, request: wire.BlobRequest) -> bytes | None:
         """The hashes of its leaves, if they have the root that was named: else whoever asks would blame us."""
         if request.root is None:
@@ -184,6 +202,7 @@ class BlobServer:
                 except OSError:
                     return None
                 root = await trio.to_thread.run_sync(root_of, found)
+                self.knows(request.hash, root)
             self._leaves[request.hash] = root, found
         while sum(len(leaves) for _, leaves in self._leaves.values()) > max(LEAVES_KEPT, len(found)):
             self._leaves.pop(next(iter(self._leaves)))
@@ -272,13 +291,11 @@ def _sound(store: BlobStore, hash_: bytes) -> bool:
 
 
 def _read_range(store: BlobStore, request: wire.BlobRequest) -> tuple[Kind, int | None, bytes]:
-    """What is served: nothing of what is private, or cannot be read."""
+    """What is served: nothing of what cannot be read."""
     try:
         kind = store.kind(request.hash)
-    except OSError:  # private ones are known without the index
+    except OSError:  # of the index: it says only what the bytes count as
         kind = Kind.PUBLIC
-    if kind is Kind.PRIVATE:
-        return kind, None, b""
     try:
         with open(store.path(request.hash), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from dlx.p2p.admission import Place, prefix, worst
+from dlx.p2p.admission import Place, worst
 
 
 @dataclass(eq=False)
@@ -14,7 +14,7 @@ class ServedStream:
     """One of them."""
 
     peer: str
-    prefix: str
+    networks: tuple[str, ...]
     since: float = field(default_factory=trio.current_time)  # it was opened, or asked last
     busy: bool = True  # with a request; at first one is on its way
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -22,7 +22,7 @@ class ServedStream:
     def place(self, registered: bool) -> Place:
         """Of the idle the one that is so longest goes first, of the busy the youngest."""
         turn = -self.since if self.busy else self.since
-        return Place(self.peer, self.prefix, registered, self.busy, turn)
+        return Place(self.peer, self.networks, registered, self.busy, turn)
 
 
 class ServedStreams:
@@ -41,9 +41,9 @@ class ServedStreams:
         return len(self._streams)
 
     @contextmanager
-    def admit(self, peer: str, address: str) -> Iterator[ServedStream | None]:
+    def admit(self, peer: str, networks: tuple[str, ...]) -> Iterator[ServedStream | None]:
         """None if there is no place for it. What is done in the context is cancelled when another needs the place."""
-        new = ServedStream(peer, prefix(address))
+        new = ServedStream(peer, networks)
         if not self._let_in(new):
             yield None
             return

@@ -4,6 +4,7 @@ import math
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import cast
 
 import trio
@@ -17,9 +18,11 @@ from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
 from dlx.ground.meter import Meter
-from dlx.p2p.admission import plain
+from dlx.p2p.addresses import CIRCUIT
+from dlx.p2p.admission import networks, plain, prefix
 from dlx.p2p.backlog import LEAST_FRAME, Backlog, least_round_trip, unacknowledged
 from dlx.p2p.bandwidth import Limit, is_limited, is_near
+from dlx.p2p.calls import Calls
 from dlx.p2p.streams import Data, drop
 
 STRANGER_LIMIT = 1024 * 1024  # bytes a peer may send before its hello is agreed
@@ -28,20 +31,36 @@ _ROOM = 128 * 1024  # bytes that are read at once
 _MOST_WRITES = 16  # in a row, while the kernel takes all
 _LENGTH = 2  # bytes before a packet
 _MOST_PACKET = _LENGTH + (1 << 16) - 1
+TOKEN = 16  # bytes
+TOKEN_HEAD = TOKEN.to_bytes(2, "big")  # libp2p's connections begin with another byte
 NO_LIMIT = Limit()
 
 
 class MeteredStream(TrioTCPStream):
-    """One TCP connection. `up` and `down` are shared by all that leave this machine's own networks."""
+    """One TCP connection. `up` and `down` are shared by all that leave this machine's own networks.
 
-    def __init__(self, stream: trio.SocketStream, total: Meter, up: Limit = NO_LIMIT, down: Limit = NO_LIMIT) -> None:
+    `relay`: the peer id of who carries it, if anybody; then `told` is the other side's IP address as the relay tells.
+    """
+
+    def __init__(
+        self,
+        stream: trio.SocketStream,
+        total: Meter,
+        up: Limit = NO_LIMIT,
+        down: Limit = NO_LIMIT,
+        relay: str | None = None,
+        told: str = "",
+    ) -> None:
         super().__init__(stream)
         self.sent = 0
         self.received = 0
+        self.heard_at = -math.inf  # when the peer itself said something, in trio's time: who carries bytes cannot
         self.allowance: float = STRANGER_LIMIT
         self.killed = False
-        self.address = plain((self.get_remote_address() or ("", 0))[0])  # the other side's IP
-        self._limited = is_limited(up, down) and not is_near(self.address)
+        remote = (self.get_remote_address() or ("", 0))[0]
+        self.relay = relay
+        self.address = remote if relay is None else plain(told)  # the other side's IP
+        self._limited = is_limited(up, down) and not is_near(remote)  # whatever a relay tells
         self._up, self._down = up, down
         self.backlog = Backlog(up.rate if self._limited else math.inf)
         self._total = total
@@ -50,6 +69,14 @@ class MeteredStream(TrioTCPStream):
         self._unsent: list[Data] = []
         self._writes = 0
         self._tune()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """The other side's IP address and port; None where it is gone. The library knows none of IPv6."""
+        if self._cached_remote_address is None:
+            with suppress(OSError):
+                ip, port = self.stream.socket.getpeername()[:2]
+                self._cached_remote_address = plain(ip), port
+        return self._cached_remote_address
 
     async def write(self, data: bytes) -> None:
         """`write_parts` of one."""
@@ -87,6 +114,41 @@ class MeteredStream(TrioTCPStream):
         self._total.add(sent=sent)
         drop(self._unsent, sent)
         return sent
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """Of the other side, the widest first. What a relay tells counts among what it tells alone: its lies are at
+        nobody's cost."""
+        if self.relay is None:
+            return networks(self.address)
+        return f"by {self.relay}", f"{prefix(self.address)} by {self.relay}"
+
+    async def token(self) -> bytes | None:
+        """What a connection that is to be carried begins with: a length of 16 in two bytes, and a token. None where it
+        begins as libp2p's do; nothing is taken then. Raises ConnectionClosedError, also where it ends before."""
+        found = b""
+        try:
+            while len(found) < len(TOKEN_HEAD) + TOKEN:
+                await trio.lowlevel.wait_readable(self.stream.socket)
+                first = found or await self.stream.socket.recv(1, socket.MSG_PEEK)
+                if first and not first.startswith(TOKEN_HEAD[:1]):
+                    return None
+                part = await self.stream.socket.recv(len(TOKEN_HEAD) + TOKEN - len(found))
+                if not part:
+                    break
+                found += part
+        except (OSError, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError(f"connection lost: {error}", transport="tcp") from error
+        if not found.startswith(TOKEN_HEAD) or len(found) != len(TOKEN_HEAD) + TOKEN:
+            raise ConnectionClosedError("no token", transport="tcp")
+        return found[len(TOKEN_HEAD) :]
+
+    async def carried(self, sent: int = 0, received: int = 0) -> None:
+        """So many bytes of others went through: they count, and wait for the operator's limits, as any."""
+        self.sent, self.received = self.sent + sent, self.received + received
+        self._total.add(sent=sent, received=received)
+        if self._limited:
+            await (self._up.take(sent) if sent else self._down.take(received))
 
     async def have_room(self) -> None:
         """Before a frame of bulk is written: until little is on its way. Raises ConnectionClosedError."""
@@ -175,17 +237,44 @@ class MeteredStream(TrioTCPStream):
                     pass  # a socket that died meanwhile; the first read will tell
 
 
+async def _show(stream: trio.SocketStream, token: bytes) -> None:
+    try:
+        await stream.send_all(TOKEN_HEAD + token)
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+
+
 class MeteredTCP(TCP):
     """The swarm's only transport."""
 
     def __init__(self, total: Meter, up: Limit = NO_LIMIT, down: Limit = NO_LIMIT) -> None:
         super().__init__()
         self._shared = total, up, down
+        self.calls = Calls()
 
     async def dial(self, maddr: Multiaddr) -> IRawConnection:
+        names = [str(value) for protocol, value in maddr.items() if protocol.name == "p2p"]
+        relay = names[0] if CIRCUIT in {protocol.name for protocol in maddr.protocols()} else None
+        token, address = (b"", "") if relay is None else await self.calls.call(relay, names[-1])
         raw = cast(RawConnection, await super().dial(maddr))
+        stream = cast(TrioTCPStream, raw.stream).stream
+        if relay is not None:
+            await _show(stream, token)
+        raw.stream = MeteredStream(stream, *self._shared, relay, address)
+        return raw
+
+    async def dial_with_source(self, maddr: Multiaddr, source: tuple[str, int]) -> IRawConnection:
+        raw = cast(RawConnection, await super().dial_with_source(maddr, source))
         raw.stream = MeteredStream(cast(TrioTCPStream, raw.stream).stream, *self._shared)
         return raw
+
+    async def dial_relay(self, host: str, port: int, token: bytes, relay: str, caller: str) -> MeteredStream:
+        """The other end of a call: a connection to a relay, which joins it to the caller's.
+        Raises OSError, trio.BrokenResourceError."""
+        stream = await trio.open_tcp_stream(host, port)
+        await _show(stream, token)
+        return MeteredStream(stream, *self._shared, relay, caller)
 
     def create_listener(self, handler_function: THandler) -> TCPListener:
         async def metered(stream: ReadWriteCloser) -> None:

@@ -8,7 +8,7 @@ from libp2p.abc import INetStream
 
 from dlx.p2p import wire
 from dlx.p2p.host import VERDICTS, Host
-from dlx.p2p.muxer import address_of
+from dlx.p2p.muxer import networks_of
 from dlx.p2p.stream_admission import ServedStreams
 from dlx.p2p.streams import StreamBroken, let_go, read_short, write_short
 
@@ -52,7 +52,7 @@ class VerdictExchange:
 
     async def _serve(self, stream: INetStream, peer: str) -> None:
         try:
-            with self._streams.admit(peer, address_of(stream)) as served, trio.move_on_after(DEADLINE):
+            with self._streams.admit(peer, networks_of(stream)) as served, trio.move_on_after(DEADLINE):
                 if served is None:
                     return
                 served.busy = False

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 GOSSIP_LIMIT = 16 * 1024
 REPLY_LIMIT = 16 * 1024  # bytes of an answer about a blob, without the blob's
-VERSIONS = (11, 11)  # of this protocol, the oldest and the newest that this node speaks
+VERSIONS = (12, 12)  # of this protocol, the oldest and the newest that this node speaks
 FEATURES: tuple[str, ...] = ()  # what a version may leave out, by name; none yet
 
 Bytes8 = Annotated[bytes, Meta(min_length=8, max_length=8)]
@@ -18,7 +18,8 @@ Bytes20 = Annotated[bytes, Meta(min_length=20, max_length=20)]
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Signature = Annotated[bytes, Meta(min_length=65, max_length=65)]
 Signed = Annotated[bytes, Meta(min_length=961, max_length=961)]
-SealBytes = Annotated[bytes, Meta(min_length=209, max_length=209 + 64 * 76)]
+SignedEvaluation = Annotated[bytes, Meta(min_length=321, max_length=321)]
+SealBytes = Annotated[bytes, Meta(min_length=209, max_length=209 + 64 * 44)]
 Uint16 = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 Uint32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Uint63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -45,7 +46,8 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 class Hello(_Message, frozen=True, tag="hello"):
     """First words on a connection; peers of another chain, ledger or run part, and those without a common version.
 
-    A feature that one of the two does not name is not used between them.
+    A feature that one of the two does not name is not used between them. `instance` is another one whenever a node is
+    started: two with one peer id are a copied folder, or a node whose end nobody has noticed yet.
     """
 
     versions: tuple[Uint32, Uint32]
@@ -54,11 +56,37 @@ class Hello(_Message, frozen=True, tag="hello"):
     ledger: Bytes20
     run: Bytes32
     software: Annotated[str, Meta(max_length=32, pattern=r"^[0-9A-Za-z.+-]*\Z")]
+    instance: Bytes8
 
     def common_version(self, other: "Hello") -> int | None:
         """The highest that both speak."""
         highest = min(self.versions[1], other.versions[1])
         return highest if highest >= max(self.versions[0], other.versions[0]) else None
+
+
+class Taken(_Message, frozen=True, tag="taken"):
+    """The answer to a hello whose peer id is that of another node, which is connected and was heard of just now."""
+
+
+class RelayRequest(_Message, frozen=True, tag="relay-request"):
+    """To a relay: keep a place for this peer, or (`peer`, the base58 text of its id) call one that has a place."""
+
+    peer: Annotated[str, Meta(max_length=128)]
+
+
+class RelayAnswer(_Message, frozen=True, tag="relay-answer"):
+    """Why not; or for a call a token, and the IP address of who is called; of a place nothing."""
+
+    refusal: Annotated[str, Meta(max_length=200)]
+    token: Annotated[bytes, Meta(max_length=16)]
+    address: Annotated[str, Meta(max_length=64)]
+
+
+class RelayComing(_Message, frozen=True, tag="relay-coming"):
+    """To whom a place is kept for: somebody calls. `address`: the caller's IP address, as the relay sees it."""
+
+    token: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    address: Annotated[str, Meta(max_length=64)]
 
 
 class ContributionMessage(_Message, frozen=True, tag="contribution"):
@@ -121,6 +149,13 @@ class VerdictsRequest(_Message, frozen=True, tag="verdicts"):
     first: Uint32
 
 
+class EvaluationMessage(_Message, frozen=True, tag="evaluation"):
+    """What a stage of a drawn replica computed of a version on held-out samples."""
+
+    run: Bytes32
+    evaluation: SignedEvaluation
+
+
 class PipeHello(_Message, frozen=True, tag="pipe"):
     """Opens a pipe: who speaks, for which slot of which run."""
 
@@ -158,6 +193,7 @@ class BlobReply(_Message, frozen=True, tag="blob-reply"):
 
 Message = (
     Hello
+    | Taken
     | ContributionMessage
     | ProposalMessage
     | AttestationMessage
@@ -166,12 +202,18 @@ Message = (
     | RecordsReply
     | VerdictMessage
     | VerdictsRequest
+    | EvaluationMessage
+    | RelayRequest
+    | RelayAnswer
+    | RelayComing
     | PipeHello
     | PipeAnswer
     | BlobRequest
     | BlobReply
 )
-GossipMessage = ContributionMessage | ProposalMessage | AttestationMessage | ReportMessage | VerdictMessage
+GossipMessage = (
+    ContributionMessage | ProposalMessage | AttestationMessage | ReportMessage | VerdictMessage | EvaluationMessage
+)
 
 _M = TypeVar("_M", bound=_Message)
 _decoder = msgspec.msgpack.Decoder(Message)
@@ -182,7 +224,7 @@ def encode(message: Message) -> bytes:
     """The canonical bytes of a message. Raises WireError if a field breaks its schema.
 
     Examples:
-        >>> hello = Hello(versions=(1, 3), features=(), chain_id=31337, ledger=bytes(20), run=bytes(32), software="me")
+        >>> hello = Hello((1, 3), (), chain_id=31337, ledger=bytes(20), run=bytes(32), software="me", instance=bytes(8))
         >>> decode(encode(hello)) == hello
         True
     """

@@ -47,6 +47,7 @@ MISSING = "missing: "  # how the reason of a skip begins that an installation wo
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=5, help="how often the embedded chain is killed under load")
     parser.addoption("--complete", action="store_true", help="fail where a test is skipped for what is not installed")
+    parser.addoption("--conditions", default="", help="runs on bad links and machines: short, or long (an hour)")
     parser.addoption(
         "--chains", default="", help="runs on faulty chains: of embedded, anvil, hardhat, with commas between"
     )

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -25,13 +26,23 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 
 from dlx.ground.blobs import write_blob
-from dlx.ground.constants import UNIT
+from dlx.ground.constants import MICRO, UNIT
 from dlx.ground.merkle import tree_root
 from dlx.ledger.chain import serve
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.deployment import deploy, fund
 from dlx.ledger.errors import Reverted
-from dlx.ledger.typed import Contribution, Domain, Outcome, Seal, SignedContribution, account_of, entries, sign
+from dlx.ledger.typed import (
+    Agreement,
+    Contribution,
+    Domain,
+    Outcome,
+    Seal,
+    SignedContribution,
+    account_of,
+    entries,
+    sign,
+)
 from dlx.ledger.typed import Plan as LedgerPlan
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round.rules.plans import manifest_plan
@@ -45,15 +56,16 @@ from dlx.training.outer import policy
 from dlx.training.outer.step import SealedPayload, apply_round, measure_round, start_hash
 from dlx.training.recipe.draft import Draft, DraftData, complete
 from dlx.training.recipe.manifest import Manifest, canonical_bytes
-from dlx.training.recipe.recipe import BlobRef, Model, Outer, Plan, Timing
+from dlx.training.recipe.recipe import BlobRef, Model, Outer, Plan, Timing, WeightsRef
 from dlx.training.recipe.usage import Generation, Usage
 from dlx.training.recipe.usage import canonical_bytes as usage_bytes
-from dlx.training.slot.segments import segments_in
+from dlx.training.slot.segments import SegmentState, segments_in
+from dlx.training.slot.trace import NO_SIGNATURE, Boundary, Step, Trace, agreement
 from tests.patience import PATIENCE
 
 ZERO = bytes(32)
 STAGES, REPLICAS = 2, 2
-TINY: dict[str, bool | int | float | str] = {
+TINY: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 256,
     "hidden_size": 16,
@@ -68,11 +80,7 @@ TINY: dict[str, bool | int | float | str] = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
     "initializer_range": 0.02,
-    "rope_type": "default",
-    "rope_factor": 8.0,
-    "rope_low_freq_factor": 1.0,
-    "rope_high_freq_factor": 4.0,
-    "rope_original_max_position_embeddings": 8192,
+    "rope_scaling": None,
     "tie_word_embeddings": False,
 }
 USAGE = Usage(version=1, chat_templates={"default": "{{ messages }}"}, generation=Generation(temperature=0.5))
@@ -82,8 +90,36 @@ def _same_statement(statement: Contribution) -> Contribution:
     return statement
 
 
+def _same_trace(statement: Contribution, trace: bytes) -> bytes:
+    return trace
+
+
 def _same_outcome(stage: int, round: int, made: Outcome) -> Outcome:
     return made
+
+
+def trace_of(statement: Contribution, stages: int) -> Trace:
+    """One that fits the statement, and those that fit the replica's others."""
+
+    def named(what: str) -> bytes:
+        return hashlib.sha256(f"{what} {statement.round} {statement.replica}".encode()).digest()
+
+    def sent(segment: int, stage: int, between: str) -> bytes:
+        return named(f"{between} {segment} {stage}") if 0 <= stage < stages - 1 else ZERO
+
+    here, before, loss = statement.stage, statement.stage - 1, statement.loss / MICRO
+    last = statement.segments - 1
+    within = [SegmentState(named(f"weights {n} {here}"), named(f"state {n} {here}")) for n in range(last)]
+    first = SegmentState(statement.weights_before, statement.optimiser_before)
+    end = SegmentState(statement.change, statement.optimiser_after)
+    return Trace(
+        (first, *within, end),
+        tuple(
+            Boundary(sent(n, before, "forth"), sent(n, here, "back"), sent(n, here, "forth"), sent(n, before, "back"))
+            for n in range(statement.segments)
+        ),
+        (Step(float(here), here + 1.0, float(stages), loss),) * statement.inner_steps,
+    )
 
 
 def _same_multipliers(stage: int, round: int, honest: tuple[int, ...]) -> tuple[int, ...]:
@@ -99,6 +135,7 @@ class Mischief:
     """What the members of a history do wrong, all together: the chain lets all of it pass."""
 
     statement: Callable[[Contribution], Contribution] = _same_statement  # before it is signed
+    trace: Callable[[Contribution, bytes], bytes] = _same_trace  # (statement, honest one) -> what they publish
     outcome: Callable[[int, int, Outcome], Outcome] = _same_outcome  # (stage, round, honest one) -> what they seal
     multipliers: Callable[[int, int, tuple[int, ...]], tuple[int, ...]] = _same_multipliers  # in the same way
     plan: Callable[[int, int, LedgerPlan], LedgerPlan] = _same_plan  # the one that went before -> what they seal
@@ -155,7 +192,7 @@ def embedded_chain(directory: Path) -> Iterator[str]:
         yield urls[0]
     finally:
         stop.set()
-        server.join(15)
+        server.join(PATIENCE)
 
 
 class Network:
@@ -183,21 +220,26 @@ class Network:
         mischief: Mischief = Mischief(),
         outer: Outer = Outer(lr=0.7, momentum=0.9, nesterov=True, delay=1, alpha=0.7, policy="mean"),
         empty: Collection[tuple[int, int]] = (),
+        left_out: Collection[tuple[int, int, int]] = (),
         **changes: Any,
     ) -> History:
         """A new run whose rounds are all sealed; `name` also seeds the noise. `empty`: the (stage, round) that time
-        out without a contribution, which costs 2 to 5 seconds each. `changes` are other fields of the draft."""
+        out without a contribution, which costs 2 to 5 seconds each. `left_out`: the (stage, round, replica) whose
+        contribution the seal does not count. `changes` are other fields of the draft."""
         manifest = self._manifest(name, outer, changes)
         content = canonical_bytes(manifest)
         creator = next(iter(self.clients.values()))
         run = creator.create_run(config_of(manifest), manifest.name, genesis_of(manifest))
         write_blob(self.blobs, [content])
         with ThreadPoolExecutor(len(self.clients)) as pool:
+            if bond := config_of(manifest).bond:
+                list(pool.map(lambda one: one.deposit(run, one.account, bond), self.clients.values()))
             slots = dict(zip(self.clients, pool.map(lambda c: c.join_run(run), self.clients.values()), strict=True))
             domain = Domain(creator.chain_id, self.ledger)
             plans: dict[tuple[int, int], LedgerPlan] = {}
             members = [
-                _Stage(self, manifest, run, domain, stage, slots, mischief, empty, plans) for stage in range(STAGES)
+                _Stage(self, manifest, run, domain, stage, slots, mischief, empty, left_out, plans)
+                for stage in range(STAGES)
             ]
             for round in range(self._rounds):
                 list(pool.map(_Stage.seal, members, [round] * STAGES))
@@ -231,13 +273,17 @@ class Network:
             max_replicas=4,
         )
         draft = Draft(**{**values, **changes})
-        genesis = []
-        for stage in range(STAGES):
-            content = weights.serialise(initialise(draft, stage))
-            genesis.append(BlobRef(write_blob(self.blobs, [content]).hex(), len(content)))
+        genesis = [self._weights(draft, stage) for stage in range(STAGES)]
+        plain = msgspec.structs.replace(draft, adapter=None)
+        base = [self._weights(plain, stage) for stage in range(STAGES)] if draft.adapter else []
         content = usage_bytes(USAGE)
         usage = BlobRef(write_blob(self.blobs, [content]).hex(), len(content))
-        return complete(draft, genesis, self._data, usage=usage)
+        return complete(draft, genesis, self._data, usage=usage, base=base)
+
+    def _weights(self, draft: Draft, stage: int) -> WeightsRef:
+        content = weights.serialise(initialise(draft, stage))
+        name = write_blob(self.blobs, [content]).hex()
+        return WeightsRef(name, len(content), tree_root([content]).hex())
 
 
 class _Stage:
@@ -253,6 +299,7 @@ class _Stage:
         slots: dict[str, tuple[int, int]],
         mischief: Mischief,
         empty: Collection[tuple[int, int]],
+        left_out: Collection[tuple[int, int, int]],
         plans: dict[tuple[int, int], LedgerPlan],
     ) -> None:
         self.stage = stage
@@ -261,7 +308,8 @@ class _Stage:
         self.statements: list[list[bytes]] = []
         self._head = self.versions[0][0]
         self._network, self._manifest, self._run, self._domain = network, manifest, run, domain
-        self._mischief, self._empty = mischief, empty
+        self._mischief, self._empty, self._left_out = mischief, empty, left_out
+        self._slots = slots
         self._replicas = {a: slot[0] for a, slot in slots.items() if slot[1] == stage}
         self._members = sorted(self._replicas, key=lambda account: self._replicas[account])
         self._shapes = stage_shapes(manifest, stage)
@@ -281,9 +329,11 @@ class _Stage:
         """Publish, propose, attest, seal: as one."""
         blobs, before = self._network.blobs, self.versions[round]
         listed = [] if (self.stage, round) in self._empty else self._members
-        signed = [self._contribution(account, round).contribution for account in listed]
+        every = [self._contribution(account, round).contribution for account in listed]
+        names = [write_blob(blobs, [one.encode()]) for one in every]
+        signed = [one for one in every if (self.stage, round, one.replica) not in self._left_out]
         self.payloads.append([one.payload for one in signed])
-        self.statements.append([write_blob(blobs, [one.encode()]) for one in signed])
+        self.statements.append([name for name in names if name in {one.hash() for one in signed}])
         bound, planned = self.plan(round), self.plan(round + self._manifest.outer.delay)
         plan = manifest_plan(bound)
         counted = [SealedPayload(blobs / one.payload.hex(), one.inner_steps, UNIT, plan) for one in signed]
@@ -306,15 +356,28 @@ class _Stage:
         seal = Seal(self._run, self.stage, round, self._head, outcome, records)
         self._head = digest = seal.digest(self._domain)
         keys = self._network.keys
+        founder = sign(digest, next(iter(keys.values())))  # of who created the run
         signatures = {account: (self._replicas[account], sign(digest, keys[account])) for account in self._members}
         while True:
             try:
-                self._network.clients[self._members[0]].seal(seal, entries(signatures, {}))
+                self._network.clients[self._members[0]].seal(seal, entries(signatures, {}, founder))
                 return
             except Reverted as error:
                 if error.name != "TooEarlyToSeal":
                     raise
                 time.sleep(0.2)  # the chain's clock decides
+
+    def _agreed(self, statement: Contribution, trace: Trace) -> Trace:
+        """With the signatures of the neighbours."""
+        signatures = [NO_SIGNATURE, NO_SIGNATURE]
+        for side, other in enumerate((self.stage - 1, self.stage + 1)):
+            for account, slot in self._slots.items():
+                if slot == (statement.replica, other):
+                    recorded = agreement(trace.boundaries, trace.steps, behind=side == 0)
+                    place = self._run, statement.round, statement.replica, min(self.stage, other)
+                    signed = Agreement(*place, recorded).digest(self._domain)
+                    signatures[side] = sign(signed, self._network.keys[account])
+        return Trace(trace.states, trace.boundaries, trace.steps, (signatures[0], signatures[1]))
 
     def _contribution(self, account: str, round: int) -> SignedContribution:
         seed = f"{self._manifest.name} {self.stage} {round} {self._replicas[account]}"
@@ -332,6 +395,8 @@ class _Stage:
             weights_before = start_hash(
                 self._manifest, self.stage, blobs / weights_before.hex(), blobs / start.hex(), earlier
             )
+        decided = [one for one in self._stated[account] if one.round == round - 1 - outer.delay]
+        folded = [one.payload for one in decided if one.hash() not in self.statements[one.round]]
         statement = Contribution(
             run=self._run,
             round=round,
@@ -347,7 +412,7 @@ class _Stage:
             loss=5_500_000 - 300_000 * round,
             previous=previous.hash() if previous else ZERO,
             start_payload=start,
-            folded_payload=ZERO,
+            folded_payload=folded[0] if folded else ZERO,
             folded_payload2=ZERO,
             weights_before=weights_before,
             optimiser_before=previous.optimiser_after if previous else self._unused,
@@ -363,6 +428,9 @@ class _Stage:
             flags=0,
         )
         stated = self._mischief.statement(statement)
+        if stated.trace == ZERO:
+            trace = self._agreed(stated, trace_of(stated, STAGES)).encode()
+            stated = replace(stated, trace=write_blob(self._network.blobs, [self._mischief.trace(stated, trace)]))
         self._stated[account].insert(0, stated)
         return stated.sign(self._domain, self._network.keys[account])
 

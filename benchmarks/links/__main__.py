@@ -21,10 +21,11 @@ import typer
 
 from benchmarks.links import measure, network, rows, table
 from benchmarks.links.rivals import Peer
+from benchmarks.namespaces import Unable
 from dlx.ground import durable
 from dlx.ground.errors import DlxError
+from dlx.ground.limits import cores
 from dlx.node.home.errors import Failure
-from dlx.training.models.placement import cores
 
 ALONE_STEPS = 40  # timed, of each replica, for what a step costs without any exchange
 MOST_STEP_SECONDS = 3.0  # on the slowest machine that this is tried on
@@ -71,7 +72,7 @@ def main(
                         row = bench.row(one, count, name)
                         result["rows"] = [*(old for old in result["rows"] if _key(old) != _key(row)), row]
                         _write(json_file, result)
-    except (network.Unable, Failure) as error:
+    except (Unable, Failure) as error:
         sys.stderr.write(f"links: {error}\n")
         raise typer.Exit(1) from None
     result["rows"].sort(key=_order)
@@ -116,7 +117,7 @@ class _Bench:
                 raise Failure(f"{row.package} is not installed: see --python")
             _note(f"{link}, {replicas} replicas, {name}")
             found = self._measured(row, replicas, speed, told)
-        except (DlxError, network.Unable, OSError, subprocess.SubprocessError) as error:
+        except (DlxError, Unable, OSError, subprocess.SubprocessError) as error:
             told["error"] = " ".join(str(error).split())
             _note(told["error"])
             return told | {"wall_seconds": time.monotonic() - began}

@@ -63,7 +63,6 @@ def common_files(root: Path, text: str) -> tuple[Path, Path, Any]:
     from dlx.training.recipe.manifest import parse
 
     devnet = Devnet(root, DevnetShape("", 0, 1, 1))
-    root.mkdir(mode=0o700)
     with demo.stopping(devnet):
         devnet.make(text, lambda line: None)
         manifest, blobs = demo.manifest_file(devnet)

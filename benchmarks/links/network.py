@@ -6,38 +6,25 @@ that was killed left behind is found and removed by the next. The machine's own 
 """
 
 import contextlib
-import ctypes
 import fcntl
 import json
-import os
-import shutil
-import signal
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from benchmarks import namespaces
+from benchmarks.namespaces import Unable, ip, run
 
 PREFIX = "dlx-links-"  # of the names of namespaces
 CHAIN = "chain"
 QUEUE_MS = 500  # of packets before a shaped link drops them, as a home's router has
 _BURST = 32_000  # bytes: the least that holds a few packets; 10 ms of a fast link
-_COMMAND_SECONDS = 20.0
-_END_SECONDS = 5.0  # for killed processes to be gone
-_CLONE_NEWNET = 0x40000000
-
-
-class Unable(Exception):
-    """This machine or user cannot make such a network; the message says what is missing."""
 
 
 def check() -> None:
     """Raises Unable unless namespaces and token buckets can be made here."""
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if missing:
-        raise Unable(f"needs {' and '.join(missing)} (Linux, package iproute2)")
-    if os.geteuid() != 0:
-        raise Unable("needs root, for network namespaces and shaped links: run it with sudo")
+    if missing := namespaces.lacking("ip", "tc", packages="package iproute2"):
+        raise Unable(missing)
 
 
 @contextlib.contextmanager
@@ -51,11 +38,11 @@ def alone() -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Unable("another run of this benchmark is under way") from None
-        _remove()
+        namespaces.remove(PREFIX)
         try:
             yield
         finally:
-            _remove()
+            namespaces.remove(PREFIX)
 
 
 class Network:
@@ -71,7 +58,7 @@ class Network:
     def made(self) -> Iterator[None]:
         """Unshaped at first. Raises Unable with what `ip` said."""
         try:
-            _ip("netns", "add", PREFIX + "switch")
+            namespaces.add(PREFIX + "switch")
             self._bridge("core")
             self._host(CHAIN, "core")
             for number, site in enumerate(self._sites):
@@ -81,7 +68,7 @@ class Network:
                     self._host(name, f"site{number}")
             yield
         finally:
-            _remove()
+            namespaces.remove(PREFIX)
 
     def shape(self, speed: float | None) -> None:
         """Every site's uplink, both ways; None: as fast as this machine."""
@@ -91,7 +78,7 @@ class Network:
         for number in range(len(self._sites)):
             for end in (f"up{number}", f"down{number}"):
                 bucket = ["rate", f"{speed:.0f}bit", "burst", f"{burst}b", "latency", f"{QUEUE_MS}ms"]
-                _run("tc", "-n", PREFIX + "switch", "qdisc", "replace", "dev", end, "root", "tbf", *bucket)
+                run(["tc", "-n", PREFIX + "switch", "qdisc", "replace", "dev", end, "root", "tbf", *bucket])
 
     @property
     def hosts(self) -> list[str]:
@@ -103,22 +90,16 @@ class Network:
 
     def command(self, name: str, command: Sequence[str]) -> list[str]:
         """What runs the command on the host."""
-        return ["ip", "netns", "exec", PREFIX + name, *command]
+        return namespaces.command(PREFIX + name, command)
 
-    @contextlib.contextmanager
-    def inside(self, name: str) -> Iterator[None]:
+    def inside(self, name: str) -> contextlib.AbstractContextManager[None]:
         """The calling thread is on the host while this lasts: its new sockets, threads and processes are."""
-        with open("/proc/thread-self/ns/net") as before, open(f"/run/netns/{PREFIX}{name}") as host:
-            _enter(host.fileno())
-            try:
-                yield
-            finally:
-                _enter(before.fileno())
+        return namespaces.inside(PREFIX + name)
 
     def traffic(self) -> tuple[int, int]:
         """Bytes that have come to all hosts, and those of them to or from the chain. Whole Ethernet frames; what a
         bucket dropped never came."""
-        links = json.loads(_ip("-n", PREFIX + "switch", "-s", "-j", "link"))
+        links = json.loads(ip("-n", PREFIX + "switch", "-s", "-j", "link"))
         ports = {link["ifname"]: link["stats64"] for link in links}
         came = {name: ports[_port(address)]["tx"]["bytes"] for name, address in self._addresses.items()}
         return sum(came.values()), came[CHAIN] + ports[_port(self._addresses[CHAIN])]["rx"]["bytes"]
@@ -134,13 +115,12 @@ class Network:
 
     def _host(self, name: str, bridge: str) -> None:
         host, port = PREFIX + name, _port(self.address(name))
-        _ip("netns", "add", host)
+        namespaces.add(host)
         _switch("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host)
         _switch("link", "set", port, "master", bridge, "up")
-        _ip("-n", host, "address", "add", f"{self.address(name)}/16", "dev", "eth0")
-        for device in ("lo", "eth0"):
-            _ip("-n", host, "link", "set", device, "up")
-        _ip("-n", host, "route", "add", "224.0.0.0/4", "dev", "eth0")  # peers on a network find each other by multicast
+        ip("-n", host, "address", "add", f"{self.address(name)}/16", "dev", "eth0")
+        ip("-n", host, "link", "set", "eth0", "up")
+        ip("-n", host, "route", "add", "224.0.0.0/4", "dev", "eth0")  # peers on a network find each other by multicast
 
 
 def _port(address: str) -> str:
@@ -149,37 +129,4 @@ def _port(address: str) -> str:
 
 
 def _switch(*arguments: str) -> None:
-    _ip("-n", PREFIX + "switch", *arguments)
-
-
-def _ip(*arguments: str) -> str:
-    return _run("ip", *arguments)
-
-
-def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
-    if done.returncode:
-        raise Unable(f"`{' '.join(command)}`: {done.stderr.strip() or f'exit status {done.returncode}'}")
-    return done.stdout
-
-
-def _enter(namespace: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(namespace, _CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), "cannot enter a network namespace")
-
-
-def _remove() -> None:
-    """Every namespace of ours, and the processes in it."""
-    names = [line.split()[0] for line in _ip("netns", "list").splitlines() if line.startswith(PREFIX)]
-    deadline = time.monotonic() + _END_SECONDS
-    while pids := {int(pid) for name in names for pid in _ip("netns", "pids", name).split()} - {os.getpid()}:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.1)
-    for name in names:
-        with contextlib.suppress(Unable):  # it is gone
-            _ip("netns", "delete", name)
+    ip("-n", PREFIX + "switch", *arguments)

@@ -17,6 +17,7 @@ from dlx.training.recipe.draft import Draft, draft_from_toml
 
 MATCHED = 356  # an all-reduce in float32 takes as many times as long as computing
 LEAST = 40  # inner steps of a round with a delay, so that a node's own work once a round stays small beside them
+SHARE = 1 / 128  # of the work that is checked: on slow links the states of drawn segments are what limits it
 MARGIN = 1.3  # of the inner steps of a round over the fewest behind which `run plan` says that its exchange hides
 _RUN: dict[str, Any] = {
     "name": "links",
@@ -91,6 +92,7 @@ def draft_text(row: Row, replicas: int, inner_steps: int | None = None, timeout:
         "outer": row.outer,
         "plan": {} if inner_steps is None else {"inner_steps": inner_steps},
         "timing": {} if timeout is None else {"round_timeout": timeout},
+        "audit": {"share": SHARE},
     }
     return _toml(run)
 

@@ -1,24 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {Counts} from "./Counts.sol";
+import {Bitmaps} from "./Bitmaps.sol";
+import {ILedger} from "./ILedger.sol";
 import {Enlisted} from "./Sites.sol";
+import {Absent, Weights} from "./Weights.sol";
 
 /// @notice The part of a run's manifest that the ledger knows. Times are in seconds.
 struct RunConfig {
     bytes32 manifest; // sha256
     uint32 rounds;
     uint16 stages;
-    uint16 minReplicas;
+    uint16 minReplicas; // that round 0 waits for
     uint16 maxReplicas;
     uint16 quorumNumerator;
     uint16 quorumDenominator;
+    uint16 horizon; // non-empty seals that weight remembers: a power of two
     uint32 minRoundTime;
     uint32 roundTimeout;
     uint32 evictionTime;
     uint32 maxInnerSteps; // of a round
     uint64 startTime; // round 0 opens no earlier
     uint64 tokensPerStep;
+    bool invited; // only whom Invitations admits can take a seat
+    uint128 bond; // that a seat locks in Bonds, in wei
+    bytes32 outer; // what OuterProofs needs to know of the outer step; 0: no version of the run can be disproved
 }
 
 /// @dev One word: all that a seal needs of the config.
@@ -29,6 +35,7 @@ struct Terms {
     uint16 maxReplicas;
     uint16 quorumNumerator;
     uint16 quorumDenominator;
+    uint8 shift; // the horizon is 2^shift
     uint32 minRoundTime;
     uint32 roundTimeout;
     uint32 evictionTime;
@@ -54,18 +61,23 @@ struct Replica {
 struct Activity {
     uint64 seated; // a bit for each replica whose seat is held
     uint64 changed; // a bit for each whose first holder since the stage's newest seal lost it, or had another before
-    uint32 nonEmpty; // how many of its seals counted anything
-    uint16 empties; // how many since then did not (at most 65535)
-    uint40 workedAt; // the time of its newest non-empty seal; 0: none
+    uint64 lanes; // a bit for each lane that a holder has
+    uint24 nonEmpty; // how many of its seals counted anything
+    uint8 empties; // how many since then did not (at most 255)
+    uint16 epoch; // that of its newest non-empty seal
+    uint8 epochSeals; // the non-empty seals of that epoch so far
+    bool absent; // whether anybody ever left it
 }
 
 struct Stage {
     bytes32 head; // the digest of its newest seal; before the first one the weights hash of V[s,0]
-    uint256[2] counts; // see Counts
     Activity activity;
+    uint256[8] words; // its lanes, see Weights
+    Absent absent;
     mapping(uint256 replica => address) holders;
-    mapping(uint256 pair => uint256) tags; // the lower 128 bits of two holders: a seal reads half as many words
+    uint256[32] tags; // of two seats each their holder's lane (8 bits) and the low 120 of its address
     mapping(uint256 replica => Return) returns_;
+    mapping(uint256 epoch => uint256[8]) paid; // its lanes' pay at the end of it; and its non-empty seals, in the lowest bits
 }
 
 /// @notice Who may take a seat that is free, and nobody else, until then; for nobody it is just for the second in which
@@ -87,16 +99,17 @@ enum Asked {
 struct Member {
     bool holds;
     Asked asked;
-    bool formerVote; // whether it had a vote when it left in round changedRound - 1
     uint8 replica; // the last one, where `holds` is false
     uint8 stage; // likewise
+    uint8 lane;
     uint8 formerReplica; // whose record of round changedRound - 1 it makes; 255: none
-    uint32 changedRound; // 1 + its stage's next round when its seat last changed; 0: never
-    uint32 since; // how many non-empty seals its stage had when it came; while it holds no seat: those without it
-    uint32 joinedRound; // its stage's next round when it first took a seat there
-    uint40 joinedAt; // when that was
+    uint24 changedRound; // 1 + its stage's next round when its seat last changed; 0: never
+    uint24 since; // how many non-empty seals its stage had when it came; while it holds no seat: those without it
+    uint24 mark; // its stage's next round when it took its seat; while it holds none: the stage's non-empty seals then
+    uint24 askedSeal; // how many non-empty seals the stage had when it was asked
     uint40 askedAt;
-    uint32 askedSeal; // how many non-empty seals the stage had then
+    uint40 leftAt; // while it holds no seat: since when
+    uint16 weight; // and the weight that it had then
 }
 
 /// @dev One word.
@@ -105,53 +118,58 @@ struct Standing {
     bool convicted; // then it never holds one again
 }
 
+/// @notice The lane that an account had, from when to when: whose pay was whose. One word.
+struct Stay {
+    uint8 stage;
+    uint8 lane;
+    uint16 fromEpoch;
+    uint16 toEpoch;
+    uint16 rest; // its pay of the last of them; that of those before is with the lane
+}
+
 struct Run {
     Terms terms;
     Progress progress;
     address creator;
-    uint40 startedAt; // when round 0 opened
-    uint64 staffed; // a bit for each replica that was ever complete: leaving one stage takes no vote in another
     RunConfig config;
     mapping(uint256 stage => Stage) stages;
     mapping(uint256 replica => Replica) replicas;
     mapping(address account => Member) members;
     mapping(address account => Standing) standings;
     mapping(address account => Enlisted) enlisted;
+    mapping(address account => bool) founders;
+    mapping(address account => Stay[]) stays;
 }
 
-/// @title The state of one run: its seats, its rounds, and whose signatures count
+/// @title The state of one run: its seats, its rounds, and what its members' weight is
 library Runs {
-    using Counts for uint256;
+    using Bitmaps for uint256;
+    using Weights for uint256;
+    using Weights for Absent;
 
     uint256 internal constant MAX_STAGES = 64; // the width of Progress.sealedStages
     uint256 internal constant MAX_REPLICAS = 64; // bounds the gas of a seal
-    uint256 internal constant YOUNG_SEALS = 8; // non-empty seals until a vote takes two counts
+    uint256 internal constant MAX_FOUNDERS = 8;
     uint256 internal constant IDLE_SEALS = 8; // non-empty seals without a count after which a seat is forfeit
     uint256 internal constant GRACE_SEALS = 16; // more of them until a forfeit seat whose holder answered can be taken
-    uint256 internal constant STALLED_TIMEOUTS = 32; // without a non-empty seal after which a stage's seats are forfeit,
-    uint256 internal constant LATE_TIMEOUTS = 8; // if its round has been open for so long,
-    uint256 internal constant BARREN_SEALS = 8; // or so many of its seals in a row were empty
-    uint256 internal constant OVERDUE_TIMEOUTS = 4; // that a round is open until a majority of the votes is enough
+    uint256 internal constant STALLED_TIMEOUTS = 32; // that a round is open until anybody may ask who is still there
     uint256 internal constant UNCOUNTED_ROUNDS = 3; // after which a replica is dealt, and a holder may be asked
     uint256 internal constant MAX_NAME_BYTES = 64;
     uint256 internal constant MAX_URI_BYTES = 2048;
-    uint256 private constant MAX_ROUNDS = 10_000_000;
+    uint256 private constant MAX_ROUNDS = 1_000_000;
+    uint256 private constant MIN_HORIZON = 8;
+    uint256 private constant MAX_HORIZON = 1024;
     uint256 private constant MAX_TIME = 30 days;
     uint256 private constant MAX_INNER_STEPS = 100_000;
     uint256 private constant MAX_START_TIME = (1 << 36) - 1; // in the year 4147
     uint256 private constant MAX_TOKENS_PER_STEP = (1 << 40) - 1;
     uint256 private constant MAX_TOKENS = (1 << 63) - 1; // that a whole run can count
+    uint256 private constant MAX_BOND = (1 << 96) - 1;
     uint8 internal constant NO_REPLICA = type(uint8).max;
+    uint256 private constant TAG_BITS = 120; // of an address
     /// @dev A bit for each ASCII letter and digit, and for those and `-`, `.`, `_`.
     uint256 private constant ALPHANUMERIC = (0x3ff << 48) | (0x3ffffff << 65) | (0x3ffffff << 97);
     uint256 private constant NAME_CHARACTERS = ALPHANUMERIC | (1 << 45) | (1 << 46) | (1 << 95);
-
-    error InvalidConfig(string field);
-    error NotHolding(address account);
-    error NoFreeSeat(uint16 stage);
-    error NoLowerSeat(uint16 replica, uint16 stage);
-    error RoundNotOpen();
-    error RunFinished();
 
     /// @dev Every field, so that no run costs its readers more than an honest one, and none of their sums overflows.
     function check(RunConfig calldata config) internal pure {
@@ -162,6 +180,10 @@ library Runs {
         _within(config.minReplicas, config.maxReplicas, "minReplicas");
         _within(config.quorumNumerator, config.quorumDenominator, "quorum");
         _require(2 * uint256(config.quorumNumerator) > config.quorumDenominator, "quorum");
+        _within(config.horizon, MAX_HORIZON, "horizon");
+        _require(config.horizon >= MIN_HORIZON && config.horizon & (config.horizon - 1) == 0, "horizon");
+        // Of a seal each equal member gets at least four units of weight: it counts how they are rounded.
+        _require(uint256(config.horizon) * config.maxReplicas <= Weights.FULL / 4, "horizon");
         _within(config.roundTimeout, MAX_TIME, "roundTimeout");
         _within(config.minRoundTime, config.roundTimeout, "minRoundTime");
         _within(config.evictionTime, MAX_TIME, "evictionTime");
@@ -170,6 +192,7 @@ library Runs {
         _within(config.tokensPerStep, MAX_TOKENS_PER_STEP, "tokensPerStep");
         uint256 steps = uint256(config.rounds) * config.maxReplicas * config.maxInnerSteps;
         _require(steps * config.tokensPerStep <= MAX_TOKENS, "tokensPerStep");
+        _require(config.bond <= MAX_BOND, "bond");
     }
 
     function _within(uint256 value, uint256 most, string memory field) private pure {
@@ -177,18 +200,34 @@ library Runs {
     }
 
     function _require(bool met, string memory field) private pure {
-        if (!met) revert InvalidConfig(field);
+        if (!met) revert ILedger.InvalidConfig(field);
     }
 
     /// @notice A name is 1 to 64 ASCII letters, digits, `-`, `.` and `_`, the first a letter or digit: what can be shown
     /// anywhere as it is.
     function checkName(bytes calldata name) internal pure {
-        if (name.length == 0 || name.length > MAX_NAME_BYTES) revert InvalidConfig("name");
+        if (name.length == 0 || name.length > MAX_NAME_BYTES) revert ILedger.InvalidConfig("name");
         uint256 allowed = ALPHANUMERIC;
         for (uint256 i = 0; i < name.length; ++i) {
-            if ((allowed >> uint8(name[i])) & 1 == 0) revert InvalidConfig("name");
+            if ((allowed >> uint8(name[i])) & 1 == 0) revert ILedger.InvalidConfig("name");
             allowed = NAME_CHARACTERS;
         }
+    }
+
+    function termsOf(RunConfig calldata config) internal pure returns (Terms memory) {
+        return Terms(
+            config.rounds,
+            config.stages,
+            config.minReplicas,
+            config.maxReplicas,
+            config.quorumNumerator,
+            config.quorumDenominator,
+            uint8((uint256(config.horizon) - 1).size()),
+            config.minRoundTime,
+            config.roundTimeout,
+            config.evictionTime,
+            config.maxInnerSteps
+        );
     }
 
     // ------------------------------------------------------------------------------------------------- seats
@@ -196,12 +235,14 @@ library Runs {
     /// @notice The account's membership, which must hold a seat now.
     function holder(Run storage r, address account) internal view returns (Member storage member) {
         member = r.members[account];
-        if (!member.holds) revert NotHolding(account);
+        if (!member.holds) revert ILedger.NotHolding(account);
     }
 
-    /// @notice Whether a seat that is held is the account's.
-    function isHolder(Stage storage s, uint256 replica, address account) internal view returns (bool) {
-        return uint128(s.tags[replica >> 1] >> (128 * (replica & 1))) == uint128(uint160(account));
+    /// @notice Whether a seat that is held is the account's, and its lane if so.
+    function laneAt(Stage storage s, uint256 replica, address account) internal view returns (bool, uint256) {
+        uint256 tag = _tagAt(s, replica);
+        uint256 mask = (1 << TAG_BITS) - 1;
+        return (tag & mask == uint256(uint160(account)) & mask, tag >> TAG_BITS);
     }
 
     /// @notice The lowest replica where the account may take the seat of `stage`; 64 where there is none.
@@ -228,72 +269,88 @@ library Runs {
         return kept.account == account && kept.until >= block.timestamp && (s.activity.seated >> member.replica) & 1 == 0;
     }
 
-    /// @notice Gives the account a seat that is free. Leaving and joining again wipes nothing. The first taker of a seat
-    /// that was free at the stage's newest seal can make its record at once, if it had no other seat since.
+    /// @notice Gives the account a seat that is free, and the weight that it still has in this stage. Leaving and joining
+    /// again wipes nothing. The first taker of a seat that was free at the stage's newest seal can make its record at
+    /// once, if it had no other seat since.
     function take(Run storage r, Member storage member, address account, uint256 replica, uint256 stage) internal {
         Stage storage s = r.stages[stage];
-        uint32 next = nextRound(r, stage);
-        if (member.joinedAt == 0 || member.stage != stage) {
-            (member.changedRound, member.joinedRound) = (0, next); // of the former stage
-            member.joinedAt = uint40(block.timestamp);
+        uint24 next = uint24(nextRound(r, stage));
+        Standing storage standing = r.standings[account];
+        uint256 weight = 0;
+        if (member.stage != stage || (standing.stages >> stage) & 1 == 0) {
+            member.changedRound = 0; // of the former stage
             member.asked = Asked.No;
             member.stage = uint8(stage);
-            r.standings[account].stages |= uint64(1 << stage);
+            standing.stages |= uint64(1 << stage);
+        } else {
+            weight = _comeBack(r, s, member);
         }
+        (member.leftAt, member.weight) = (0, 0);
         uint256 idle = member.since;
-        member.since = s.activity.nonEmpty > idle ? uint32(s.activity.nonEmpty - idle) : 0;
+        member.since = s.activity.nonEmpty > idle ? uint24(s.activity.nonEmpty - idle) : 0;
+        member.mark = next;
         member.holds = true;
         member.replica = uint8(replica);
+        uint256 lane = (~uint256(s.activity.lanes)).lowest();
+        member.lane = uint8(lane);
+        s.activity.lanes |= uint64(1 << lane);
+        s.words[lane / Weights.LANES] = s.words[lane / Weights.LANES].withLane(lane, Weights.fresh(weight));
         if (member.changedRound == next + 1) _change(r, s, replica);
-        _sit(r, s, account, replica);
+        _sit(r, s, account, lane, replica);
     }
 
-    /// @notice Takes the member's seat away. Until its stage's next seal it may still be listed and vote.
+    /// @notice Takes the member's seat away. Until its stage's next seal its record may still be listed; its weight stays,
+    /// and fades, unless it is lost with the seat.
     /// @return counted whether one of the last eight non-empty seals counted it
-    function release(Run storage r, Member storage member) internal returns (bool counted) {
+    function release(Run storage r, Member storage member, address account, bool loses) internal returns (bool counted) {
         Stage storage s = r.stages[member.stage];
-        uint256 votes = voters(r, member.stage);
         _note(r, s, member);
-        if ((votes >> member.replica) & 1 == 1) member.formerVote = true;
-        counted = _countsOf(s, member.replica) != 0;
+        uint256 value = laneOf(s, member);
+        counted = value.ageOf() < IDLE_SEALS;
         member.since = counted ? 0 : s.activity.nonEmpty - member.since;
         member.holds = false;
         // Coming back says that it is there, but does no work.
         member.asked = member.asked == Asked.No || member.asked == Asked.Presence ? Asked.No : Asked.WorkAnswered;
-        _setCounts(s, member.replica, 0);
+        _keepPay(r, s, member, account, value.payOf());
+        if (!loses) _goAway(r, s, member, value.weightOf());
+        s.words[member.lane / Weights.LANES] = s.words[member.lane / Weights.LANES].withLane(member.lane, 0);
+        s.activity.lanes &= ~uint64(1 << member.lane);
         _stand(r, s, member.replica);
+    }
+
+    /// @notice Who is convicted has no weight any more, here or where it left some.
+    function forget(Run storage r, Member storage member) internal {
+        // slither-disable-next-line unused-return: what it had is gone
+        if (member.weight != 0) _comeBack(r, r.stages[member.stage], member);
+        member.weight = 0;
     }
 
     /// @notice Moves a holder to a free seat of its stage.
     function move(Run storage r, Member storage member, address account, uint256 replica) internal {
         Stage storage s = r.stages[member.stage];
-        uint256 value = _countsOf(s, member.replica);
         _note(r, s, member);
-        _setCounts(s, member.replica, 0);
         _stand(r, s, member.replica);
         member.replica = uint8(replica);
-        _setCounts(s, replica, value);
         _change(r, s, replica);
-        _sit(r, s, account, replica);
+        _sit(r, s, account, member.lane, replica);
     }
 
     /// @notice Lets the holders of two seats of a stage change places.
     function swap(Run storage r, uint256 stage, uint256 a, uint256 b) internal {
         Stage storage s = r.stages[stage];
         (address first, address second) = (s.holders[a], s.holders[b]);
-        (uint256 countsA, uint256 countsB) = (_countsOf(s, a), _countsOf(s, b));
         _note(r, s, r.members[first]);
         _note(r, s, r.members[second]);
-        _reseat(r, s, first, b, countsA);
-        _reseat(r, s, second, a, countsB);
+        _reseat(r, s, first, b);
+        _reseat(r, s, second, a);
         r.replicas[b].since = r.progress.openRound;
     }
 
     // ------------------------------------------------------------------------------------------------ rounds
 
     function requireOpen(Run storage r) internal view {
-        if (r.progress.openedAt == 0) revert RoundNotOpen();
-        if (r.progress.openRound == r.terms.rounds) revert RunFinished();
+        if (r.progress.openedAt == 0) revert ILedger.RoundNotOpen();
+        if (r.progress.openRound == r.terms.rounds) revert ILedger.RunFinished();
     }
 
     /// @notice The stage's lowest unsealed round. Stages seal a round in any order, but never run ahead by another.
@@ -312,111 +369,95 @@ library Runs {
 
     /// @dev Likewise.
     function write(Activity storage to, Activity memory a) internal {
-        uint256 word = uint256(a.seated) | (uint256(a.changed) << 64) | (uint256(a.nonEmpty) << 128)
-            | (uint256(a.empties) << 160) | (uint256(a.workedAt) << 176);
+        uint256 word = uint256(a.seated) | (uint256(a.changed) << 64) | (uint256(a.lanes) << 128)
+            | (uint256(a.nonEmpty) << 192) | (uint256(a.empties) << 216) | (uint256(a.epoch) << 224)
+            | (uint256(a.epochSeals) << 240) | (a.absent ? 1 << 248 : 0);
         assembly ("memory-safe") {
             sstore(to.slot, word)
         }
     }
 
-    // ------------------------------------------------------------------------------------------------- votes
+    // ----------------------------------------------------------------------------------------------- weights
 
-    /// @notice The seats whose holders were counted in at least `times` (1 or 2) of the last eight non-empty seals.
-    function countedSeats(Stage storage s, uint256 maxReplicas, uint256 times) internal view returns (uint256 seats) {
-        uint256 word = s.counts[0];
-        seats = times == 1 ? word.once() : word.twice();
-        if (maxReplicas > 32) {
-            word = s.counts[1];
-            seats |= (times == 1 ? word.once() : word.twice()) << 32;
+    /// @notice The lane of a member that holds a seat of the stage.
+    function laneOf(Stage storage s, Member storage member) internal view returns (uint256) {
+        return s.words[member.lane / Weights.LANES].lane(member.lane);
+    }
+
+    /// @notice The weight of all that hold a seat of the stage.
+    function seatedWeight(Stage storage s) internal view returns (uint256 weight) {
+        uint256 lanes = s.activity.lanes;
+        for (uint256 i = 0; lanes != 0; (lanes >>= Weights.LANES, ++i)) {
+            if (lanes & 0xff != 0) weight += s.words[i].sum();
         }
     }
 
-    /// @notice The seats that have a vote: those counted twice in the last eight non-empty seals; where there is none, or
-    /// there were not yet eight, those counted once.
-    function earnedVotes(Stage storage s, uint256 maxReplicas, uint256 nonEmpty) internal view returns (uint256 seats) {
-        if (nonEmpty >= YOUNG_SEALS) seats = countedSeats(s, maxReplicas, 2);
-        if (seats == 0) seats = countedSeats(s, maxReplicas, 1);
+    /// @notice What the founders hold of a stage whose members, present and absent, have so much.
+    function vacuum(uint256 earned) internal pure returns (uint256) {
+        return earned < Weights.ENOUGH ? Weights.ENOUGH - earned : 0;
     }
 
-    /// @notice The seats that vote: the ones with an earned vote; where there are none, those in replicas that were ever
-    /// complete, or else all.
-    function electorate(Run storage r, uint256 earned, uint256 seated) internal view returns (uint256) {
-        if (earned != 0) return earned;
-        uint256 staffed = seated & r.staffed;
-        return staffed != 0 ? staffed : seated;
-    }
-
-    function voters(Run storage r, uint256 stage) internal view returns (uint256) {
+    /// @notice The weight of an account that holds or held a seat of this stage as its last: in seals, where the absent
+    /// fade with time, or in verdicts.
+    function weightIn(Run storage r, uint256 stage, Member memory member, bool inSeals) internal view returns (uint256) {
+        if (member.stage != stage) return 0;
         Stage storage s = r.stages[stage];
-        Activity memory a = s.activity;
-        return electorate(r, earnedVotes(s, r.terms.maxReplicas, a.nonEmpty), a.seated);
+        if (member.holds) return s.words[member.lane / Weights.LANES].lane(member.lane).weightOf();
+        return absentWeight(member, r.terms, s.activity.nonEmpty, inSeals);
     }
 
-    /// @notice The run's fraction of so many votes, but of no fewer than minReplicas; rounded up. A majority at least.
-    function quorum(Terms memory terms, uint256 votes) internal pure returns (uint256) {
-        if (votes < terms.minReplicas) votes = terms.minReplicas;
-        return (votes * terms.quorumNumerator + terms.quorumDenominator - 1) / terms.quorumDenominator;
-    }
-
-    /// @notice The seats whose holders may convict the account: all with an earned vote of the stage but its own. And how
-    /// many of them it takes: as many as a seal that is not overdue, where the account counts as one vote more even if it
-    /// has none (any more), so that nobody can be convicted by who would be outvoted with it.
-    function jury(Run storage r, uint256 stage, address account) internal view returns (uint256 seats, uint256 needed) {
-        Stage storage s = r.stages[stage];
-        seats = earnedVotes(s, r.terms.maxReplicas, s.activity.nonEmpty);
-        Member storage member = r.members[account];
-        if (member.holds && member.stage == stage) seats &= ~(1 << member.replica);
-        needed = quorum(r.terms, seats.size() + 1);
-    }
-
-    // --------------------------------------------------------------------------------------------- idleness
-
-    /// @notice How many non-empty seals of its stage in a row have not counted the seat (8 stands for more), and how
-    /// many rounds, with the empty ones since.
-    function uncounted(Run storage r, uint256 stage, uint256 replica)
+    /// @notice The weight that an account without a seat still has, after so many non-empty seals of its stage.
+    function absentWeight(Member memory member, Terms memory terms, uint256 seals, bool inSeals)
         internal
         view
-        returns (uint256 seals, uint256 rounds)
+        returns (uint256)
     {
-        Stage storage s = r.stages[stage];
-        seals = _countsOf(s, replica).age();
-        rounds = seals + s.activity.empties;
+        return member.weight == 0 ? 0 : _partOfPool(member, terms, seals, inSeals) >> Weights.FRACTION;
     }
 
-    /// @notice Whether only work keeps the seat: its holder was not counted for IDLE_SEALS non-empty seals, or its stage
-    /// is stalled.
+    /// @dev Likewise, as exactly as the pool of the absent has it.
+    function _partOfPool(Member memory member, Terms memory terms, uint256 seals, bool inSeals)
+        private
+        view
+        returns (uint256 weight)
+    {
+        weight = (uint256(member.weight) << Weights.FRACTION).aged(seals - member.mark, terms.shift);
+        if (inSeals) weight = weight.faded(block.timestamp - member.leftAt, Weights.ABSENT_TIMEOUTS * terms.roundTimeout);
+    }
+
+    /// @notice The stage's pool of the absent as it is now.
+    function absentNow(Run storage r, Stage storage s) internal view returns (Absent memory) {
+        return s.absent.current(r.terms.roundTimeout, r.terms.shift, s.activity.nonEmpty);
+    }
+
+    // ---------------------------------------------------------------------------------------------- idleness
+
+    /// @notice How many rounds of its stage in a row have not counted the seat (15 seals stand for more), with the empty
+    /// ones since.
+    function uncounted(Run storage r, uint256 stage, uint256 replica) internal view returns (uint256 rounds) {
+        Stage storage s = r.stages[stage];
+        uint256 lane = _tagAt(s, replica) >> TAG_BITS;
+        return s.words[lane / Weights.LANES].lane(lane).ageOf() + s.activity.empties;
+    }
+
+    /// @notice Whether only work keeps the seat: its holder was not counted for IDLE_SEALS non-empty seals. An empty seal
+    /// says nothing: where another stage does not do its part, nobody can work.
     function isForfeit(Run storage r, Member storage member) internal view returns (bool) {
         Stage storage s = r.stages[member.stage];
-        if (_countsOf(s, member.replica) == 0 && s.activity.nonEmpty >= uint256(member.since) + IDLE_SEALS) return true;
-        return isStalled(r, member);
+        return laneOf(s, member).ageOf() >= IDLE_SEALS && s.activity.nonEmpty >= uint256(member.since) + IDLE_SEALS;
     }
 
     /// @notice Whether the holder of a forfeit seat that said that it is there loses it: it was not counted for another
-    /// GRACE_SEALS non-empty seals, or its stage is stalled. It was not counted since it was asked.
+    /// GRACE_SEALS non-empty seals.
     function isLost(Run storage r, Member storage member) internal view returns (bool) {
-        uint256 nonEmpty = r.stages[member.stage].activity.nonEmpty;
-        return nonEmpty >= uint256(member.askedSeal) + GRACE_SEALS || isStalled(r, member);
+        return r.stages[member.stage].activity.nonEmpty >= uint256(member.askedSeal) + GRACE_SEALS;
     }
 
-    /// @notice Whether the member's stage had no non-empty seal for STALLED_TIMEOUTS round timeouts while the member was
-    /// there, and that is its own fault: it has not sealed a round that was open for long, or its seals are empty.
-    function isStalled(Run storage r, Member storage member) internal view returns (bool) {
-        Activity memory a = r.stages[member.stage].activity;
-        Progress memory p = r.progress;
-        uint256 timeout = r.terms.roundTimeout;
-        uint256 from = a.workedAt > r.startedAt ? a.workedAt : r.startedAt;
-        if (member.joinedAt > from) from = member.joinedAt;
-        if (block.timestamp <= from + STALLED_TIMEOUTS * timeout) return false;
-        if (a.empties >= BARREN_SEALS) return true;
-        bool owes = (p.sealedStages >> member.stage) & 1 == 0;
-        return owes && block.timestamp > p.openedAt + LATE_TIMEOUTS * timeout;
-    }
-
-    /// @notice Whether a seal since the last question counted the member, as far as the last eight non-empty ones tell.
+    /// @notice Whether a seal since the last question counted the member, as far as its lane tells.
     function countedSinceAsked(Run storage r, Member storage member) internal view returns (bool) {
         Stage storage s = r.stages[member.stage];
-        uint256 value = _countsOf(s, member.replica);
-        return value != 0 && value.age() < s.activity.nonEmpty - member.askedSeal;
+        uint256 age = laneOf(s, member).ageOf();
+        return age < Weights.NEVER && age < s.activity.nonEmpty - member.askedSeal;
     }
 
     // ----------------------------------------------------------------------------------------------- helpers
@@ -430,11 +471,10 @@ library Runs {
     /// @dev Remembers whose record of its stage's next round the member makes: that of its seat, if it was the first to
     /// hold that since the stage's newest seal. Nothing can be under way before round 0 opens.
     function _note(Run storage r, Stage storage s, Member storage member) private {
-        uint32 changed = nextRound(r, member.stage) + 1;
+        uint24 changed = uint24(nextRound(r, member.stage) + 1);
         if (member.changedRound == changed || r.progress.openedAt == 0) return;
         member.changedRound = changed;
         member.formerReplica = (s.activity.changed >> member.replica) & 1 == 0 ? member.replica : NO_REPLICA;
-        member.formerVote = false;
     }
 
     /// @dev Whoever holds the seat from now on does not make its record of the stage's next round.
@@ -442,26 +482,61 @@ library Runs {
         if (r.progress.openedAt != 0) s.activity.changed |= uint64(1 << replica);
     }
 
-    function _reseat(Run storage r, Stage storage s, address account, uint256 replica, uint256 value) private {
-        _put(s, replica, account);
-        _setCounts(s, replica, value);
-        _change(r, s, replica);
-        r.members[account].replica = uint8(replica);
+    /// @dev The member's weight goes into the pool of the absent.
+    function _goAway(Run storage r, Stage storage s, Member storage member, uint256 weight) private {
+        (member.weight, member.leftAt, member.mark) = (uint16(weight), uint40(block.timestamp), s.activity.nonEmpty);
+        if (weight == 0) return;
+        Absent memory pool = absentNow(r, s);
+        uint256 more = weight << Weights.FRACTION;
+        (pool.forSeals, pool.forVerdicts) = (uint64(pool.forSeals + more), uint64(pool.forVerdicts + more));
+        s.absent = pool;
+        s.activity.absent = true;
     }
 
-    function _sit(Run storage r, Stage storage s, address account, uint256 replica) private {
-        _put(s, replica, account);
+    /// @dev What seals have left of the member's weight comes out of the pool. Whoever comes back lost nothing by the time
+    /// that it was away: others gained nothing by it either.
+    function _comeBack(Run storage r, Stage storage s, Member storage member) private returns (uint256) {
+        if (member.weight == 0) return 0;
+        Terms memory terms = r.terms;
+        uint256 part = _partOfPool(member, terms, s.activity.nonEmpty, false);
+        Absent memory pool = absentNow(r, s);
+        pool.forSeals = _less(pool.forSeals, _partOfPool(member, terms, s.activity.nonEmpty, true));
+        pool.forVerdicts = _less(pool.forVerdicts, part);
+        s.absent = pool;
+        return part >> Weights.FRACTION;
+    }
+
+    function _less(uint64 pool, uint256 part) private pure returns (uint64) {
+        return pool > part ? uint64(pool - part) : 0;
+    }
+
+    /// @dev Writes down which pay is the account's, before somebody else gets its lane.
+    function _keepPay(Run storage r, Stage storage s, Member storage member, address account, uint256 rest) private {
+        uint256 from = member.mark / Weights.EPOCH_ROUNDS;
+        uint16 to = s.activity.epoch;
+        if (rest == 0 && to <= from) return;
+        r.stays[account].push(Stay(member.stage, member.lane, uint16(from), to, uint16(rest)));
+    }
+
+    function _reseat(Run storage r, Stage storage s, address account, uint256 replica) private {
+        Member storage member = r.members[account];
+        _put(s, replica, account, member.lane);
+        _change(r, s, replica);
+        member.replica = uint8(replica);
+    }
+
+    function _sit(Run storage r, Stage storage s, address account, uint256 lane, uint256 replica) private {
+        _put(s, replica, account, lane);
         s.activity.seated |= uint64(1 << replica);
         Replica storage seats = r.replicas[replica];
         if (++seats.held < r.terms.stages) return;
         r.progress.complete |= uint64(1 << replica);
-        r.staffed |= uint64(1 << replica);
         // Whoever leaves and comes back does not put off that the replica is dealt.
         if (r.progress.openRound > seats.brokenRound + 1) seats.since = r.progress.openRound;
     }
 
     function _stand(Run storage r, Stage storage s, uint256 replica) private {
-        _put(s, replica, address(0));
+        _put(s, replica, address(0), 0);
         _change(r, s, replica);
         s.activity.seated &= ~uint64(1 << replica);
         s.returns_[replica] = Return(address(0), uint40(block.timestamp));
@@ -471,18 +546,15 @@ library Runs {
         r.progress.complete &= ~uint64(1 << replica);
     }
 
-    function _put(Stage storage s, uint256 replica, address account) private {
+    function _tagAt(Stage storage s, uint256 replica) private view returns (uint256) {
+        return (s.tags[replica >> 1] >> (128 * (replica & 1))) & type(uint128).max;
+    }
+
+    function _put(Stage storage s, uint256 replica, address account, uint256 lane) private {
         s.holders[replica] = account;
         uint256 shift = 128 * (replica & 1);
+        uint256 tag = (uint256(uint160(account)) & ((1 << TAG_BITS) - 1)) | (lane << TAG_BITS);
         uint256 others = s.tags[replica >> 1] & ~(uint256(type(uint128).max) << shift);
-        s.tags[replica >> 1] = others | (uint256(uint128(uint160(account))) << shift);
-    }
-
-    function _countsOf(Stage storage s, uint256 replica) private view returns (uint256) {
-        return s.counts[replica >> 5].get(replica);
-    }
-
-    function _setCounts(Stage storage s, uint256 replica, uint256 value) private {
-        s.counts[replica >> 5] = s.counts[replica >> 5].set(replica, value);
+        s.tags[replica >> 1] = others | (tag << shift);
     }
 }

@@ -5,7 +5,7 @@ pragma solidity 0.8.37;
 struct Outcome {
     bytes32 weights; // sha256 of V[s,t+1]
     bytes32 momentum; // sha256 of the outer momentum; zero where the outer optimiser has none
-    bytes32 weightsRoot; // RFC 6962 Merkle roots over 4 KiB leaves of the same two files
+    bytes32 weightsRoot; // RFC 6962 Merkle roots over 1 KiB grains of the same two files
     bytes32 momentumRoot;
     bytes11 plans; // this round's inner steps (4); of round t + delay + 1 level (1), rank (2), inner steps (4)
 }
@@ -21,23 +21,24 @@ struct Seal {
 }
 
 /// @title The bytes of a seal, and what is signed
-/// @notice A record has 76 bytes: replica (1), payload (32, sha256), statement (32, sha256 of all that the contribution
-/// says), loss (4, micro-nats), inner steps (4), exchange (1, percent of the computing time, 0: not measured), and, the
-/// proposer's choice, multiplier (2, 32768 is 1.0). An entry has 66 bytes: its maker's replica, as its record says where
+/// @notice A record has 44 bytes: replica (1), statement (32, sha256 of all that the contribution says, its payload's
+/// hash too), loss (4, micro-nats), inner steps (4), exchange (1, percent of the computing time, 0: not measured), and,
+/// the proposer's choice, multiplier (2, 32768 is 1.0). An entry has 66 bytes: its maker's replica, as its record says where
 /// it has one, and a signature of the seal, which also covers that record; or, with 128 added to the replica, of the
-/// record alone, for makers who do not sign the seal.
+/// record alone, for makers who do not sign the seal; or 192, and a founder's signature of the seal.
 library Seals {
-    uint256 internal constant RECORD_BYTES = 76;
+    uint256 internal constant RECORD_BYTES = 44;
     uint256 private constant HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0;
     uint256 internal constant ENTRY_BYTES = 66;
     uint256 internal constant OF_RECORD = 128;
+    uint256 internal constant OF_FOUNDER = 192;
 
     bytes32 internal constant TYPEHASH = keccak256(
         "Seal(bytes32 run,uint16 stage,uint32 round,bytes32 previous,bytes32 weights,bytes32 momentum,"
         "bytes32 weightsRoot,bytes32 momentumRoot,bytes11 plans,bytes records)"
     );
     bytes32 internal constant CONTRIBUTION_TYPEHASH = keccak256(
-        "Contribution(bytes32 run,uint32 round,uint16 stage,uint16 replica,bytes32 payload,bytes32 statement,"
+        "Contribution(bytes32 run,uint32 round,uint16 stage,uint16 replica,bytes32 statement,"
         "uint32 loss,uint32 innerSteps,uint8 exchange)"
     );
 
@@ -59,10 +60,9 @@ library Seals {
                 s.stage,
                 uint8(record[0]),
                 bytes32(record[1:33]),
-                bytes32(record[33:65]),
-                uint32(bytes4(record[65:69])),
-                uint32(bytes4(record[69:73])),
-                uint8(record[73])
+                uint32(bytes4(record[33:37])),
+                uint32(bytes4(record[37:41])),
+                uint8(record[41])
             )
         );
     }

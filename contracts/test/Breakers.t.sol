@@ -11,27 +11,30 @@ import {vm} from "./Vm.sol";
 contract BreakersTest is Fixture {
     uint256 internal constant SIZE = 3;
     uint256 internal constant SEEDS = 20;
-    uint256 internal constant ROUNDS = 60;
 
     mapping(address => bool) internal breaks;
     mapping(bytes32 run => mapping(uint256 stage => mapping(uint256 round => uint256 replicas))) internal counted;
     uint256[] internal first; // of each seed: the rounds until work was counted
     uint256[] internal gone; // and until every breaker had lost its seat
+    uint256 internal lost; // seats of the honest, in all seeds
 
     event Measured(string what, uint256 ninetyNinePercent, uint256 most);
 
     /// @dev One breaker in every replica, in different stages: no replica works. Deals bring breakers together, so that
-    /// others work, and then the breakers lose their seats; the honest keep theirs.
+    /// others work, and then the breakers lose their seats. Of the honest few lose theirs: whom 24 seals in a row leave
+    /// among breakers, one or two in a hundred; it comes back.
     function test_oneBreakerInEveryReplica() public {
         enrol(SIZE * SIZE);
         breaks[who[0]] = breaks[who[4]] = breaks[who[8]] = true; // (replica, stage) (0, 0), (1, 1), (2, 2)
         for (uint256 seed = 0; seed < SEEDS; ++seed) simulate(seed);
         report("rounds without work", first, 36);
         report("rounds until the last breaker is gone", gone, 72);
+        emit Measured("seats that the honest lost", 0, lost);
+        vm.assertLt(lost, 6, "lost"); // of 120
     }
 
-    /// @dev All seats of a stage are theirs: outsiders take them once the stage has stalled for 32 timeouts, and the
-    /// honest of the other stages work on.
+    /// @dev All seats of a stage are theirs, so its weight stays the founder's, who dismisses them after eight rounds:
+    /// outsiders take the seats, and the honest of the other stages work on.
     function test_aStageFullOfBreakers() public {
         enrol(SIZE * SIZE + SIZE);
         breaks[who[1]] = breaks[who[4]] = breaks[who[7]] = true;
@@ -40,17 +43,18 @@ contract BreakersTest is Fixture {
         bytes32 run = create(config);
         for (uint256 i = 0; i < SIZE * SIZE; ++i) join(run, who[i], uint16(i % SIZE));
         (,, uint64 start) = ledger.openRound(run);
-        for (uint256 turn = 0; !this.playRound(run); ++turn) {
+        for (uint256 turn = 1; !this.playRound(run); ++turn) {
+            if (turn == 8) dismissBreakers(run);
             for (uint256 i = SIZE * SIZE; i < who.length; ++i) {
                 if (ledger.memberOf(run, who[i]).holds) continue;
                 vm.prank(who[i]);
                 attempt(abi.encodeCall(ledger.joinRun, (run, 1)));
             }
-            vm.assertLt(turn, ROUNDS, "turns");
+            vm.assertLt(turn, 12, "turns");
         }
         (,, uint64 end) = ledger.openRound(run);
         emit Measured("timeouts until outsiders work", 0, (end - start) / ROUND_TIMEOUT);
-        vm.assertLt((end - start) / ROUND_TIMEOUT, 48, "timeouts");
+        vm.assertLt((end - start) / ROUND_TIMEOUT, 16, "timeouts");
     }
 
     // --------------------------------------------------------------------------------------------------- helpers
@@ -69,12 +73,27 @@ contract BreakersTest is Fixture {
             for (uint256 i = 0; i < who.length; ++i) {
                 bool holds = ledger.memberOf(run, who[i]).holds;
                 if (breaks[who[i]]) left += holds ? 1 : 0;
-                else vm.assertTrue(holds);
+                else if (!holds) comeBack(run, who[i]);
             }
             vm.assertLt(round, 300, "rounds");
         }
         first.push(worked - 1);
         gone.push(round);
+    }
+
+    /// @dev An honest member has lost its seat.
+    function comeBack(bytes32 run, address account) internal {
+        ++lost;
+        join(run, account, ledger.memberOf(run, account).stage);
+    }
+
+    function dismissBreakers(bytes32 run) internal {
+        for (uint256 i = 0; i < who.length; ++i) {
+            if (!breaks[who[i]]) continue;
+            vm.prank(founder);
+            ledger.dismiss(run, who[i]);
+        }
+        pass(1);
     }
 
     /// @dev The replicas without a breaker work; then all stages seal, with the votes of the honest. Returns whether
@@ -85,7 +104,7 @@ contract BreakersTest is Fixture {
         for (uint16 stage = 0; stage < SIZE; ++stage) {
             if (ledger.nextRound(run, stage) != round) continue;
             Work[] memory works = worksOfRound(run, stage);
-            Seal memory s = signedBy(sealOf(run, stage, works), works, honestOf(run, stage));
+            Seal memory s = signedBy(sealOf(run, stage, works), works, founded(honestOf(run, stage)));
             for (uint256 i = 0; i < works.length; ++i) {
                 worked = true;
                 counted[run][stage][s.round] |= 1 << works[i].replica;
@@ -99,7 +118,7 @@ contract BreakersTest is Fixture {
                 pass(ROUND_TIMEOUT);
                 clean(run);
                 if (k == 1) break; // outsiders may have to come first
-                s = signedBy(sealOf(run, stage, works), works, honestOf(run, stage));
+                s = signedBy(sealOf(run, stage, works), works, founded(honestOf(run, stage)));
                 ok = attempt(abi.encodeCall(ledger.seal, (s)));
             }
         }
@@ -149,7 +168,7 @@ contract BreakersTest is Fixture {
         uint32 changed = ledger.nextRound(run, stage) + 1;
         for (uint256 i = 0; i < who.length; ++i) {
             Member memory m = ledger.memberOf(run, who[i]);
-            if (m.stage != stage || m.joinedAt == 0) continue;
+            if (m.stage != stage || !wasIn(run, who[i], stage)) continue;
             if (m.changedRound == changed && m.formerReplica < SIZE) makers[m.formerReplica] = who[i];
             if (m.changedRound != changed && m.holds && makers[m.replica] == address(0)) makers[m.replica] = who[i];
         }
@@ -164,7 +183,11 @@ contract BreakersTest is Fixture {
 
     function isHonest(bytes32 run, address account, uint16 stage) internal view returns (bool) {
         Member memory m = ledger.memberOf(run, account);
-        return !breaks[account] && m.joinedAt != 0 && m.stage == stage;
+        return !breaks[account] && wasIn(run, account, stage) && m.stage == stage;
+    }
+
+    function wasIn(bytes32 run, address account, uint16 stage) internal view returns (bool) {
+        return (ledger.standingOf(run, account).stages >> stage) & 1 == 1;
     }
 
     function attempt(bytes memory call) internal returns (bool ok) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
+import {IBonds, IInvitations} from "../src/ILedger.sol";
 import {NodeRegistry} from "../src/NodeRegistry.sol";
 import {TrainingLedger} from "../src/TrainingLedger.sol";
 import {vm} from "./Vm.sol";
@@ -33,7 +34,7 @@ contract DeployedTest {
 
     function requireBlock(uint256 expected) internal {
         NodeRegistry registry = new NodeRegistry();
-        TrainingLedger ledger = new TrainingLedger(registry);
+        TrainingLedger ledger = new TrainingLedger(registry, IInvitations(address(0)), IBonds(address(0)));
         (uint64 number, uint64 time) = registry.deployedAt();
         vm.assertEq(number, expected);
         vm.assertEq(time, block.timestamp);

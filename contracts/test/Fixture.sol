@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
+import {IBonds, IInvitations, ILedger} from "../src/ILedger.sol";
 import {NodeRegistry} from "../src/NodeRegistry.sol";
-import {Member, RunConfig} from "../src/Runs.sol";
+import {Activity, Member, RunConfig} from "../src/Runs.sol";
 import {Outcome, Seal} from "../src/Seals.sol";
 import {TrainingLedger} from "../src/TrainingLedger.sol";
+import {Weights} from "../src/Weights.sol";
+import {BondsDouble, InvitationsDouble} from "./Doubles.sol";
 import {vm, Vm} from "./Vm.sol";
 
 bytes32 constant SEAL_TYPEHASH = keccak256(
     "Seal(bytes32 run,uint16 stage,uint32 round,bytes32 previous,bytes32 weights,bytes32 momentum,bytes32 weightsRoot,bytes32 momentumRoot,bytes11 plans,bytes records)"
 );
 bytes32 constant CONTRIBUTION_TYPEHASH = keccak256(
-    "Contribution(bytes32 run,uint32 round,uint16 stage,uint16 replica,bytes32 payload,bytes32 statement,uint32 loss,uint32 innerSteps,uint8 exchange)"
+    "Contribution(bytes32 run,uint32 round,uint16 stage,uint16 replica,bytes32 statement,uint32 loss,uint32 innerSteps,uint8 exchange)"
 );
 
 bytes32 constant VERDICT_TYPEHASH = keccak256(
@@ -35,7 +38,6 @@ struct Work {
     uint16 stage;
     uint32 round;
     uint16 replica;
-    bytes32 payload;
     bytes32 statement;
     uint32 loss;
     uint32 innerSteps;
@@ -43,7 +45,8 @@ struct Work {
     uint16 multiplier;
 }
 
-/// @dev A registry, a ledger, registered accounts in ascending order, and what their nodes do off-chain.
+/// @dev A registry, a ledger, registered accounts in ascending order, and what their nodes do off-chain. The founder has
+/// no node and no seat; it signs what it is asked to.
 abstract contract Fixture {
     uint32 internal constant MIN_ROUND_TIME = 10;
     uint32 internal constant ROUND_TIMEOUT = 600;
@@ -51,11 +54,16 @@ abstract contract Fixture {
     uint64 internal constant TOKENS_PER_STEP = 4096;
     uint32 internal constant INNER_STEPS = 50;
     uint16 internal constant ANY = type(uint16).max;
+    uint16 internal constant HORIZON = 8;
+    uint256 internal constant UNIT = Weights.FULL / HORIZON;
     address internal constant CREATOR = address(0xc4ea7e);
     string internal constant NAME = "a-run";
 
     NodeRegistry internal registry;
+    InvitationsDouble internal invitations;
+    BondsDouble internal bonds;
     TrainingLedger internal ledger;
+    address internal founder;
     address[] internal who; // ascending
     mapping(address => uint256) internal keyOf;
 
@@ -63,7 +71,10 @@ abstract contract Fixture {
         vm.warp(1_800_000_000);
         vm.roll(1000);
         registry = new NodeRegistry();
-        ledger = new TrainingLedger(registry);
+        (invitations, bonds) = (new InvitationsDouble(), new BondsDouble());
+        ledger = new TrainingLedger(registry, IInvitations(address(invitations)), IBonds(address(bonds)));
+        founder = vm.addr(0xf0de2);
+        keyOf[founder] = 0xf0de2;
     }
 
     // ------------------------------------------------------------------------------------------- accounts, runs
@@ -78,6 +89,16 @@ abstract contract Fixture {
             for (uint256 j = who.length - 1; j > 0 && who[j] < who[j - 1]; --j) {
                 (who[j], who[j - 1]) = (who[j - 1], who[j]);
             }
+        }
+    }
+
+    /// @dev Further accounts, behind those that are there.
+    function enrolMore(uint256 count) internal {
+        for (uint256 i = 0; i < count; ++i) {
+            uint256 key = 0xbcc0 + who.length;
+            keyOf[vm.addr(key)] = key;
+            register(vm.addr(key), 0x80de0 + who.length);
+            who.push(vm.addr(key));
         }
     }
 
@@ -96,18 +117,22 @@ abstract contract Fixture {
     function configOf(uint16 stages, uint16 minReplicas, uint16 maxReplicas) internal pure returns (RunConfig memory) {
         return RunConfig({
             manifest: keccak256("manifest"),
-            rounds: 10,
+            rounds: 200,
             stages: stages,
             minReplicas: minReplicas,
             maxReplicas: maxReplicas,
             quorumNumerator: 2,
             quorumDenominator: 3,
+            horizon: HORIZON,
             minRoundTime: MIN_ROUND_TIME,
             roundTimeout: ROUND_TIMEOUT,
             evictionTime: EVICTION_TIME,
             maxInnerSteps: 2 * INNER_STEPS,
             startTime: 0,
-            tokensPerStep: TOKENS_PER_STEP
+            tokensPerStep: TOKENS_PER_STEP,
+            invited: false,
+            bond: 0,
+            outer: 0
         });
     }
 
@@ -120,7 +145,7 @@ abstract contract Fixture {
 
     function create(RunConfig memory config) internal returns (bytes32) {
         vm.prank(CREATOR);
-        return ledger.createRun(config, NAME, genesisOf(config.stages));
+        return ledger.createRun(config, NAME, genesisOf(config.stages), some(founder));
     }
 
     function join(bytes32 run, address account, uint16 stage) internal {
@@ -131,7 +156,7 @@ abstract contract Fixture {
     /// @dev That the key `site` names the account.
     function named(bytes32 run, address account, uint256 site) internal view returns (bytes memory) {
         bytes32 hash = keccak256(abi.encode(SITE_TYPEHASH, run, account));
-        (uint8 v, bytes32 r, bytes32 s) = vm.sign(site, digestIn("dlx-node TrainingLedger", "2", address(ledger), hash));
+        (uint8 v, bytes32 r, bytes32 s) = vm.sign(site, digestIn("dlx-node TrainingLedger", "3", address(ledger), hash));
         return abi.encodePacked(r, s, v);
     }
 
@@ -169,18 +194,18 @@ abstract contract Fixture {
         bytes32 hash = keccak256(
             abi.encode(SEAL_TYPEHASH, s.run, s.stage, s.round, ledger.head(s.run, s.stage), s.outcome, records)
         );
-        return digestIn("dlx-node TrainingLedger", "2", address(ledger), hash);
+        return digestIn("dlx-node TrainingLedger", "3", address(ledger), hash);
     }
 
     function digestOf(bytes32 run, Work memory w) internal view returns (bytes32) {
         bytes memory words = abi.encode(
-            CONTRIBUTION_TYPEHASH, run, w.round, w.stage, w.replica, w.payload, w.statement, w.loss, w.innerSteps, w.exchange
+            CONTRIBUTION_TYPEHASH, run, w.round, w.stage, w.replica, w.statement, w.loss, w.innerSteps, w.exchange
         );
-        return digestIn("dlx-node TrainingLedger", "2", address(ledger), keccak256(words));
+        return digestIn("dlx-node TrainingLedger", "3", address(ledger), keccak256(words));
     }
 
     function digestOf(Charge memory c, uint8 finding, bytes32 report) internal view returns (bytes32) {
-        return digestIn("dlx-node TrainingLedger", "2", address(ledger), keccak256(abi.encode(VERDICT_TYPEHASH, c, finding, report)));
+        return digestIn("dlx-node TrainingLedger", "3", address(ledger), keccak256(abi.encode(VERDICT_TYPEHASH, c, finding, report)));
     }
 
     function sign(address account, bytes32 digest) internal view returns (bytes memory) {
@@ -196,7 +221,6 @@ abstract contract Fixture {
         w.account = account;
         (w.replica, w.stage) = (member.replica, member.stage);
         w.round = ledger.nextRound(run, w.stage);
-        w.payload = keccak256(abi.encode("payload", account, w.round));
         w.statement = keccak256(abi.encode("statement", account, w.round));
         w.loss = 3_000_000 + uint32(uint160(account) % 1_000_000);
         w.innerSteps = INNER_STEPS;
@@ -217,7 +241,7 @@ abstract contract Fixture {
 
     function recordOf(Work memory w) internal pure returns (bytes memory) {
         return abi.encodePacked(
-            uint8(w.replica), w.payload, w.statement, w.loss, w.innerSteps, w.exchange, w.multiplier
+            uint8(w.replica), w.statement, w.loss, w.innerSteps, w.exchange, w.multiplier
         );
     }
 
@@ -243,7 +267,7 @@ abstract contract Fixture {
         bytes32 digest = digestOf(s);
         bool[] memory covered = new bool[](works.length);
         for (uint256 i = 0; i < signers.length; ++i) {
-            uint256 replica = ledger.memberOf(s.run, signers[i]).replica;
+            uint256 replica = signers[i] == founder ? 192 : ledger.memberOf(s.run, signers[i]).replica;
             for (uint256 j = 0; j < works.length; ++j) {
                 if (works[j].account == signers[i]) (replica, covered[j]) = (works[j].replica, true);
             }
@@ -257,16 +281,83 @@ abstract contract Fixture {
         return s;
     }
 
-    /// @dev Seals the stage's next round with these contributors, all of whom sign, once its minimum time is over.
-    function sealWith(bytes32 run, uint16 stage, address[] memory accounts) internal {
-        sealSignedBy(run, stage, accounts, accounts);
+    function sealBy(bytes32 run, uint16 stage, address[] memory makers, address[] memory signers)
+        internal
+        view
+        returns (Seal memory)
+    {
+        Work[] memory works = worksOf(run, makers);
+        return signedBy(sealOf(run, stage, works), works, signers);
     }
 
-    function sealSignedBy(bytes32 run, uint16 stage, address[] memory accounts, address[] memory signers) internal {
-        Work[] memory works = worksOf(run, accounts);
-        Seal memory s = signedBy(sealOf(run, stage, works), works, signers);
+    /// @dev Seals the stage's next round with these contributors, all of whom sign, once its minimum time is over; and
+    /// the founder, as long as there is need of it.
+    function sealWith(bytes32 run, uint16 stage, address[] memory accounts) internal {
+        sealSignedBy(run, stage, accounts, vacuumOf(run, stage) == 0 ? accounts : founded(accounts));
+    }
+
+    function sealSignedBy(bytes32 run, uint16 stage, address[] memory makers, address[] memory signers) internal {
+        Seal memory s = sealBy(run, stage, makers, signers);
         pass(MIN_ROUND_TIME);
         ledger.seal(s);
+    }
+
+    /// @dev An empty seal, once the round has timed out.
+    function sealNothing(bytes32 run, uint16 stage, address[] memory signers) internal {
+        Seal memory s = sealBy(run, stage, none(), signers);
+        expire(run);
+        ledger.seal(s);
+    }
+
+    /// @dev Gives the stage weight of its own: these work in so many rounds, with the founder's help.
+    function work(bytes32 run, uint16 stage, address[] memory accounts, uint256 rounds) internal {
+        for (uint256 k = 0; k < rounds; ++k) sealWith(run, stage, accounts);
+    }
+
+    function refused(Seal memory s, bytes memory why) internal {
+        vm.expectRevert(why);
+        ledger.seal(s);
+    }
+
+    function refused(Seal memory s, uint256 votes, uint256 needed) internal {
+        refused(s, abi.encodeWithSelector(ILedger.QuorumMissing.selector, votes, needed));
+    }
+
+    /// @dev What the seal has and needs, which is more.
+    function missing(Seal memory s) internal returns (uint256 votes, uint256 needed) {
+        (bool done, bytes memory why) = address(ledger).call(abi.encodeCall(ledger.seal, (s)));
+        vm.assertFalse(done);
+        vm.assertEq(bytes32(bytes4(why)), bytes32(ILedger.QuorumMissing.selector));
+        assembly ("memory-safe") {
+            votes := mload(add(why, 36))
+            needed := mload(add(why, 68))
+        }
+    }
+
+    // -------------------------------------------------------------------------------------------------- weights
+
+    function vacuumOf(bytes32 run, uint16 stage) internal view returns (uint256 vacuum) {
+        (,,, vacuum) = ledger.weightsOf(run, stage);
+    }
+
+    /// @dev Of all that seals of the stage count: its members', the absent's, and the founders'.
+    function totalOf(bytes32 run, uint16 stage) internal view returns (uint256) {
+        (uint256 seated, uint256 absent,, uint256 vacuum) = ledger.weightsOf(run, stage);
+        return seated + absent + vacuum;
+    }
+
+    function weightOf(bytes32 run, address[] memory accounts) internal view returns (uint256 weight) {
+        for (uint256 i = 0; i < accounts.length; ++i) weight += ledger.weightOf(run, accounts[i]);
+    }
+
+    function laneOf(bytes32 run, address account) internal view returns (uint256) {
+        Member memory member = ledger.memberOf(run, account);
+        (, uint256[8] memory words) = ledger.stageOf(run, member.stage);
+        return Weights.lane(words[member.lane / 8], member.lane);
+    }
+
+    function activityOf(bytes32 run, uint16 stage) internal view returns (Activity memory activity) {
+        (activity,) = ledger.stageOf(run, stage);
     }
 
     // ------------------------------------------------------------------------------------------------- verdicts
@@ -292,6 +383,34 @@ abstract contract Fixture {
         ledger.convict(c.run, c.stage, c.round, c.account, c.statement, found(c, 2, signers));
     }
 
+    // ------------------------------------------------------------------------------------------- what anybody does
+
+    function quit(bytes32 run, address account) internal {
+        vm.prank(account);
+        ledger.leaveRun(run);
+    }
+
+    function ask(bytes32 run, address by, address account) internal {
+        vm.prank(by);
+        ledger.accuse(run, account);
+    }
+
+    function tryAsk(bytes32 run, address by, address account) internal returns (bool asked) {
+        vm.prank(by);
+        (asked,) = address(ledger).call(abi.encodeCall(ledger.accuse, (run, account)));
+    }
+
+    function reply(bytes32 run, address account) internal {
+        vm.prank(account);
+        ledger.answer(run);
+    }
+
+    /// @dev Until the open round has just timed out.
+    function expire(bytes32 run) internal {
+        (,, uint64 openedAt) = ledger.openRound(run);
+        if (vm.getBlockTimestamp() < openedAt + ROUND_TIMEOUT) vm.warp(openedAt + ROUND_TIMEOUT);
+    }
+
     function pass(uint256 time) internal {
         vm.warp(vm.getBlockTimestamp() + time); // the optimizer takes block.timestamp for constant
     }
@@ -309,6 +428,21 @@ abstract contract Fixture {
     function some(address a, address b, address c) internal pure returns (address[] memory list) {
         list = new address[](3);
         (list[0], list[1], list[2]) = (a, b, c);
+    }
+
+    function part(uint256 from, uint256 to) internal view returns (address[] memory list) {
+        list = new address[](to - from);
+        for (uint256 i = from; i < to; ++i) list[i - from] = who[i];
+    }
+
+    function joined(address[] memory a, address[] memory b) internal pure returns (address[] memory list) {
+        list = new address[](a.length + b.length);
+        for (uint256 i = 0; i < list.length; ++i) list[i] = i < a.length ? a[i] : b[i - a.length];
+    }
+
+    /// @dev These, and the founder.
+    function founded(address[] memory accounts) internal view returns (address[] memory) {
+        return joined(accounts, some(founder));
     }
 
     function none() internal pure returns (address[] memory) {

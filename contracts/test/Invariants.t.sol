@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {Member, RunConfig, Runs} from "../src/Runs.sol";
+import {Activity, Member, RunConfig} from "../src/Runs.sol";
 import {Seal} from "../src/Seals.sol";
 import {Enlisted} from "../src/Sites.sol";
-import {TrainingLedger} from "../src/TrainingLedger.sol";
+import {Weights} from "../src/Weights.sol";
 import {Charge, Fixture, Work} from "./Fixture.sol";
 import {vm} from "./Vm.sol";
 
-/// @dev Everybody does anything to a run of two stages, in any order; what was counted is remembered beside the ledger.
+/// @dev Everybody does anything to a run of two stages, in any order, from before its first seal on: works the whole
+/// round, a part of it or not at all, signs or withholds, leaves and comes back, evicts, judges, waits. The first three
+/// accounts are a coalition whose part of the weight is watched.
 contract Handler is Fixture {
     uint16 internal constant STAGES = 2;
     uint16 internal constant REPLICAS = 3;
     uint256 internal constant ACCOUNTS = 9;
+    uint256 internal constant COALITION = 3;
+    uint256 internal constant SLACK = 64; // of weight: roundings
 
     bytes32 public run;
-    mapping(uint256 stage => mapping(uint256 seal => mapping(address => bool))) internal counted; // by non-empty seals
-    mapping(uint256 stage => uint256) internal nonEmpty;
-    mapping(address => uint256) internal satSince; // the non-empty seals of the stage when it last took a seat there
-    mapping(address => mapping(uint256 stage => bool)) internal sat; // ever
+    mapping(uint256 stage => mapping(uint256 epoch => mapping(address => uint256))) internal earned;
+    mapping(uint256 stage => mapping(uint256 epoch => uint256)) internal sealed_;
     uint256 internal convicts; // so many were convicted: they would be all
     string public broken; // the first invariant that a call found broken
 
@@ -27,242 +29,224 @@ contract Handler is Fixture {
         RunConfig memory config = configOf(STAGES, 1, REPLICAS);
         config.rounds = 10_000;
         run = create(config);
-        for (uint256 i = 0; i < STAGES * REPLICAS; ++i) {
-            join(run, who[i], uint16(i % STAGES));
-            sat[who[i]][i % STAGES] = true;
+        for (uint256 i = 0; i < STAGES * REPLICAS; ++i) join(run, who[i], uint16(i % STAGES));
+    }
+
+    /// @dev Whatever is done so gives the coalition no more of a stage's weight than it had.
+    modifier watched() {
+        uint256[2] memory before = [partOf(0), partOf(1)];
+        _;
+        for (uint16 stage = 0; stage < STAGES; ++stage) {
+            if (partOf(stage) > before[stage] + 1e15) fail("the coalition's part grew without work or time");
         }
     }
 
     // ---------------------------------------------------------------------------------------- what anybody does
 
     function takeSeat(uint256 a, uint16 stage) external {
-        address account = who[a % ACCOUNTS];
-        vm.prank(account);
-        try ledger.joinRun(run, stage % STAGES) {
-            seatTaken(account, stage % STAGES);
-        } catch {}
+        // Who comes back has what it left: the coalition's part may be again what it was before.
+        send(who[a % ACCOUNTS], abi.encodeCall(ledger.joinRun, (run, stage % STAGES)));
     }
 
     /// @dev Of two sites; any number of accounts of each.
-    function enlistOne(uint256 a, uint256 site, uint40 time) external {
+    function enlistOne(uint256 a, uint256 site, uint40 time) external watched {
         address account = who[a % ACCOUNTS];
         uint40 until = uint40(vm.getBlockTimestamp() + time % (2 * ROUND_TIMEOUT));
         send(account, abi.encodeCall(ledger.enlist, (run, ANY, until, named(run, account, 0x517e + site % 2))));
     }
 
-    /// @dev Whoever is seated so was named by the sender's site, agreed to it, and sits where the sender said. Mostly
-    /// those who hold a seat of the replica, and others that hold none.
+    /// @dev Whoever is seated so was named by the sender's site, agreed to it, and sits where the sender said.
     function seatSite(uint256 a, uint16 replica, uint256 first, uint256 second) external {
+        replica %= REPLICAS;
         address[] memory accounts = some(who[first % ACCOUNTS], who[second % ACCOUNTS]);
-        for (uint16 stage = 0; stage < STAGES && a % 4 != 0; ++stage) {
-            address holder = ledger.holderOf(run, replica % REPLICAS, stage);
-            if (holder != address(0)) accounts[stage] = holder;
-            for (uint256 i = 0; holder == address(0) && i < ACCOUNTS; ++i) {
-                accounts[stage] = who[(first + stage * (1 + second) + i) % ACCOUNTS];
-                if (!ledger.memberOf(run, accounts[stage]).holds && (stage == 0 || accounts[0] != accounts[1])) break;
-            }
+        for (uint16 stage = 0; stage < STAGES; ++stage) {
+            address holder = ledger.holderOf(run, replica, stage);
+            if (holder != address(0) && a % 4 != 0) accounts[stage] = holder;
             if (a % 4 == 3) this.enlistOne(indexOf(accounts[stage]), first, 1);
         }
-        bool[] memory held = new bool[](STAGES);
-        bool[] memory agreed = new bool[](STAGES);
-        address sender = a % 4 == 1 ? who[a % ACCOUNTS] : accounts[0];
-        address site = ledger.enlistedOf(run, sender).site;
+        bool[2] memory agreed;
+        address site = ledger.enlistedOf(run, accounts[0]).site;
         for (uint16 stage = 0; stage < STAGES; ++stage) {
-            held[stage] = ledger.holderOf(run, replica % REPLICAS, stage) == accounts[stage];
             Enlisted memory e = ledger.enlistedOf(run, accounts[stage]);
-            bool may = held[stage] || e.until >= vm.getBlockTimestamp();
-            agreed[stage] = site != address(0) && e.site == site && may;
+            bool held = ledger.holderOf(run, replica, stage) == accounts[stage];
+            agreed[stage] = site != address(0) && e.site == site && (held || e.until >= vm.getBlockTimestamp());
         }
-        vm.prank(sender);
-        try ledger.joinSite(run, replica % REPLICAS, accounts) {
+        vm.prank(accounts[0]);
+        try ledger.joinSite(run, replica, accounts) {
             for (uint16 stage = 0; stage < STAGES; ++stage) {
                 if (!agreed[stage]) fail("seated without being asked");
-                requireSlot(run, accounts[stage], replica % REPLICAS, stage);
-                if (!held[stage]) seatTaken(accounts[stage], stage);
+                requireSlot(run, accounts[stage], replica, stage);
             }
         } catch {}
     }
 
-    function leaveSeat(uint256 a) external {
+    function leaveSeat(uint256 a) external watched {
         send(who[a % ACCOUNTS], abi.encodeCall(ledger.leaveRun, (run)));
     }
 
-    function move(uint256 a) external {
+    function move(uint256 a) external watched {
         send(who[a % ACCOUNTS], abi.encodeCall(ledger.moveDown, (run)));
     }
 
-    function accuse(uint256 a, uint256 b) external {
+    function accuse(uint256 a, uint256 b) external watched {
         send(who[a % ACCOUNTS], abi.encodeCall(ledger.accuse, (run, who[b % ACCOUNTS])));
     }
 
-    function answer(uint256 a) external {
+    function answer(uint256 a) external watched {
         send(who[a % ACCOUNTS], abi.encodeCall(ledger.answer, (run)));
     }
 
-    function evict(uint256 a) external {
+    function evict(uint256 a) external watched {
         send(address(0xbad), abi.encodeCall(ledger.evict, (run, who[a % ACCOUNTS])));
     }
 
-    function deal(uint16 replica) external {
-        send(address(0xbad), abi.encodeCall(ledger.deal, (run, replica % REPLICAS)));
+    function dismiss(uint256 a) external watched {
+        send(founder, abi.encodeCall(ledger.dismiss, (run, who[a % ACCOUNTS])));
     }
 
-    /// @dev Anybody says of anybody what it likes, some of it twice: a majority of the votes earned by work convicts, the
-    /// accused counted in, and nobody else does.
-    function judge(uint256 a, uint16 stage, uint256 signers, uint256 honest) external {
-        stage %= STAGES;
-        signers = uint256(keccak256(abi.encode(signers)));
-        signers |= signers >> 16; // three of four
-        Charge memory c = charge(run, stage, ledger.nextRound(run, stage), who[a % ACCOUNTS]);
-        uint256 votes = 1; // the accused's
-        uint256 against = 0;
-        bytes memory entries = "";
-        for (uint256 i = 0; i < ACCOUNTS; ++i) {
-            bool says = (signers >> i) & 1 == 1;
-            if ((honest >> i) & 1 == 1) entries = bytes.concat(entries, found(c, 1, some(who[i])));
-            if (says) entries = bytes.concat(entries, found(c, 2, some(who[i])), found(c, 3, some(who[i])));
-            if (who[i] == c.account || !hasEarned(stage, who[i])) continue;
-            ++votes;
-            if (says) ++against;
-        }
-        bool may = sat[c.account][stage] && !ledger.standingOf(run, c.account).convicted;
-        bool enough = may && 2 * against > votes && 3 * against >= 2 * votes;
-        if (enough && ++convicts > 3) return;
-        (bool done,) = address(ledger).call(convictCall(c, entries));
-        if (done != enough) fail(done ? "convicted by too few" : "not convicted by enough");
+    function deal(uint16 replica) external watched {
+        send(address(0xbad), abi.encodeCall(ledger.deal, (run, replica % REPLICAS)));
     }
 
     function wait(uint256 time) external {
         pass(time % 3 == 0 ? time % (8 * ROUND_TIMEOUT) : time % ROUND_TIMEOUT);
     }
 
-    /// @dev All of the stage work that want to, and these sign.
-    function work(uint16 stage, uint256 makers, uint256 signers) external {
+    /// @dev Anybody says of anybody what it likes: nobody is convicted by less than a third of the stage's weight, and
+    /// nobody without three fifths of it.
+    function judge(uint256 a, uint16 stage, uint256 signers, bool founds) external {
         stage %= STAGES;
-        pass(MIN_ROUND_TIME);
-        (bool ok,) = submit(make(stage, makers), signers);
-        ok;
+        Charge memory c = charge(run, stage, ledger.nextRound(run, stage), who[a % ACCOUNTS]);
+        signers |= signers >> 16;
+        (uint256 votes, uint256 all) = (0, verdictsOf(stage));
+        address[] memory judges = founds ? some(founder) : none();
+        uint256 vacuum = all < Weights.ENOUGH ? Weights.ENOUGH - all : 0;
+        for (uint256 i = 0; i < ACCOUNTS; ++i) {
+            if ((signers >> i) & 1 == 0) continue;
+            judges = joined(judges, some(who[i]));
+            Member memory m = ledger.memberOf(run, who[i]);
+            if (who[i] == c.account || m.stage != stage) continue;
+            // What the absent have in verdicts is at most what they left with.
+            votes += m.holds ? ledger.weightOf(run, who[i]) : m.weight;
+        }
+        if (founds) votes += vacuum;
+        if (convicts >= 3) return;
+        (bool done,) = address(ledger).call(convictCall(c, found(c, 2, ascending(judges))));
+        if (!done) return;
+        ++convicts;
+        if (5 * votes + SLACK < 3 * (all + vacuum)) fail("convicted by too few");
     }
 
-    /// @dev A seal that is valid now stays so, and counts the same, whatever one member does before it is included.
-    function spoil(uint16 stage, uint256 makers, uint256 villain, uint256 deed) external {
+    /// @dev All of the stage work that want to, some of them a sixteenth of the round, and these sign.
+    function work(uint16 stage, uint256 makers, uint256 signers, bool founds) external {
         stage %= STAGES;
-        if (votersOf(stage) == 0 || !earned(stage)) return; // in a stage's first round whoever joins votes
-        pass(ROUND_TIMEOUT);
+        pass(MIN_ROUND_TIME);
         Work[] memory works = make(stage, makers);
-        Seal memory s = signedBy(sealOf(run, stage, works), works, signersOf(stage, type(uint256).max));
-        uint256 snapshot = vm.snapshotState();
-        (bool valid,) = address(ledger).call(abi.encodeCall(ledger.seal, (s)));
-        if (!valid) return;
-        bytes32 digest = ledger.head(run, stage);
-        vm.revertToState(snapshot);
-        address account = who[villain % ACCOUNTS];
-        Member memory m = ledger.memberOf(run, account);
-        if (m.holds && m.stage == stage && votersOf(stage) == 1 << m.replica) return; // nobody's seal but its own
-        for (uint256 k = 0; k < 6; ++k) {
-            bool held = ledger.memberOf(run, account).holds;
-            send(account, act(account, stage, uint8(deed >> (8 * k)) % 6));
-            if (!held && ledger.memberOf(run, account).holds) seatTaken(account, stage);
-            pass(1);
+        signers |= signers >> 16;
+        address[] memory list = founds ? some(founder) : none();
+        uint256 votes = founds ? vacuumOf(run, stage) : 0;
+        for (uint256 i = 0; i < ACCOUNTS; ++i) {
+            if (!wasIn(who[i], stage) || (signers >> i) & 1 == 0) continue;
+            list = joined(list, some(who[i]));
+            if (ledger.memberOf(run, who[i]).stage == stage) votes += ledger.weightOf(run, who[i]);
         }
-        // Nor does it matter that the others convict it for that.
-        if (deed >> 252 == 0 && convicts < 3) {
-            Charge memory c = charge(run, stage, s.round, account);
-            send(address(0xbad), convictCall(c, found(c, 2, signersOf(stage, type(uint256).max))));
-            if (ledger.standingOf(run, account).convicted) ++convicts;
-        }
-        (valid,) = address(ledger).call(abi.encodeCall(ledger.seal, (s)));
-        if (valid && ledger.head(run, stage) == digest) note(stage, works);
-        else fail("a valid seal was spoiled");
+        uint256 total = totalOf(run, stage);
+        (,, uint64 openedAt) = ledger.openRound(run);
+        bool late = vm.getBlockTimestamp() > openedAt + ROUND_TIMEOUT;
+        Seal memory s = signedBy(sealOf(run, stage, works), works, list);
+        uint256 before = partOf(stage);
+        bool theirs = false;
+        for (uint256 i = 0; i < works.length; ++i) if (isOfCoalition(works[i].account)) theirs = true;
+        bool[] memory holds = new bool[](works.length);
+        for (uint256 i = 0; i < works.length; ++i) holds[i] = holdsIn(works[i].account, stage);
+        (bool done,) = address(ledger).call(abi.encodeCall(ledger.seal, (s)));
+        if (!done) return;
+        if (3 * votes + SLACK < total) fail("less than a third sealed");
+        if (!late && 3 * votes + SLACK < 2 * total) fail("less than two thirds sealed in time");
+        if (!late && works.length == 0 && vm.getBlockTimestamp() < openedAt + ROUND_TIMEOUT) fail("an early empty seal");
+        if (!theirs && partOf(stage) > before + 1e15) fail("the coalition's part grew by the others' work");
+        note(stage, s.round / 16, works, holds);
     }
 
     // --------------------------------------------------------------------------------------------- what must hold
 
-    /// @dev Seats, bitmaps and members say the same; an account has one seat.
+    /// @dev Seats, lanes, bitmaps and members say the same; an account has one seat and one lane.
     function checkSeats() external view {
         uint256 seats = 0;
+        uint256[2] memory lanes;
         for (uint16 stage = 0; stage < STAGES; ++stage) {
-            (uint64 seated,,,,) = ledger.stageOf(run, stage);
+            Activity memory activity = activityOf(run, stage);
             for (uint16 replica = 0; replica < REPLICAS; ++replica) {
                 address account = ledger.holderOf(run, replica, stage);
-                vm.assertEq((seated >> replica) & 1, account == address(0) ? 0 : 1, "seated");
+                vm.assertEq((activity.seated >> replica) & 1, account == address(0) ? 0 : 1, "seated");
                 if (account == address(0)) continue;
                 ++seats;
                 requireSlot(run, account, replica, stage);
+                uint256 lane = 1 << ledger.memberOf(run, account).lane;
+                vm.assertEq(lanes[stage] & lane, 0, "a lane of two");
+                lanes[stage] |= lane;
             }
+            vm.assertEq(activity.lanes, lanes[stage], "lanes");
         }
         uint256 holders = 0;
-        for (uint256 i = 0; i < ACCOUNTS; ++i) if (ledger.memberOf(run, who[i]).holds) ++holders;
+        for (uint256 i = 0; i < ACCOUNTS; ++i) {
+            Member memory m = ledger.memberOf(run, who[i]);
+            if (m.holds) ++holders;
+            vm.assertFalse(ledger.standingOf(run, who[i]).convicted && (m.holds || ledger.weightOf(run, who[i]) != 0));
+        }
         vm.assertEq(holders, seats, "holders");
     }
 
-    /// @dev Who was convicted has no seat, now or later.
-    function checkConvicts() external view {
-        for (uint256 i = 0; i < ACCOUNTS; ++i) {
-            vm.assertFalse(ledger.standingOf(run, who[i]).convicted && ledger.memberOf(run, who[i]).holds);
-        }
-    }
-
-    /// @dev Who has a vote was counted by the stage's last eight non-empty seals while it had this seat; where nobody
-    /// was, all are voters.
-    function checkVotes() external view {
+    /// @dev The weight of a stage is that of its members, present and absent, and no more than there is.
+    function checkWeights() external view {
         for (uint16 stage = 0; stage < STAGES; ++stage) {
-            (, uint64 once, uint64 twice, uint32 seals,) = ledger.stageOf(run, stage);
-            vm.assertEq(seals, nonEmpty[stage], "seals");
-            for (uint16 replica = 0; replica < REPLICAS; ++replica) {
-                address account = ledger.holderOf(run, replica, stage);
-                uint256 times = account == address(0) ? 0 : countsOf(stage, account);
-                vm.assertEq((once >> replica) & 1, times >= 1 ? 1 : 0, "once");
-                vm.assertEq((twice >> replica) & 1, times >= 2 ? 1 : 0, "twice");
+            (uint256 seated, uint256 absent, uint256 inVerdicts, uint256 vacuum) = ledger.weightsOf(run, stage);
+            uint256 here = 0;
+            uint256 away = 0;
+            for (uint256 i = 0; i < ACCOUNTS; ++i) {
+                Member memory m = ledger.memberOf(run, who[i]);
+                if (m.stage != stage) continue;
+                if (m.holds) here += ledger.weightOf(run, who[i]);
+                else away += ledger.weightOf(run, who[i]);
             }
-            uint64 votes = votersOf(stage);
-            uint64 fair = nonEmpty[stage] >= 8 && twice != 0 ? twice : once;
-            if (fair != 0) vm.assertEq(votes, fair, "voters");
+            vm.assertEq(seated, here, "seated");
+            vm.assertTrue(absent + 1 >= away && absent <= inVerdicts); // others may have changed stage
+            vm.assertTrue(seated < Weights.FULL + SLACK && absent < Weights.FULL + SLACK);
+            uint256 earned_ = seated + absent;
+            vm.assertEq(vacuum, earned_ < Weights.ENOUGH ? Weights.ENOUGH - earned_ : 0);
         }
         vm.assertEq(bytes(broken), "");
     }
 
-    /// @dev From wherever the others left it, outsiders alone bring the run to its next round, and in bounded time:
-    /// those who have seats do no more than answer.
-    function checkRecovery() external {
-        (bool open, uint32 round,) = ledger.openRound(run);
-        if (!open) return;
-        uint256 start = vm.getBlockTimestamp();
-        uint32 later = round;
-        for (uint256 k = 0; k < 3 && later == round; ++k) {
-            this.recover(k);
-            (, later,) = ledger.openRound(run);
+    /// @dev In the end each has what it was counted for, and all together no more than there is.
+    function checkPay() external view {
+        (, uint32 open,) = ledger.openRound(run);
+        for (uint16 stage = 0; stage < STAGES; ++stage) {
+            for (uint32 epoch = 0; open >= 16 * (epoch + 1); ++epoch) {
+                uint256 sum = 0;
+                for (uint256 i = 0; i < ACCOUNTS; ++i) {
+                    uint256 has = 0;
+                    uint256 stays = ledger.staysOf(run, who[i]).length;
+                    for (uint256 k = 0; k <= stays; ++k) has += ledger.earnedIn(run, stage, epoch, who[i], k);
+                    vm.assertEq(has, earned[stage][epoch][who[i]], "pay");
+                    sum += has;
+                }
+                vm.assertEq(ledger.sealsIn(run, stage, epoch), sealed_[stage][epoch], "seals");
+                vm.assertTrue(sum <= 255 * sealed_[stage][epoch]);
+            }
         }
-        vm.assertLt(round, later, "outsiders reach the next round");
-        vm.assertLt(vm.getBlockTimestamp() - start, 72 * ROUND_TIMEOUT, "time");
     }
 
-    /// @dev Takes what is free or forfeit for fresh accounts, and seals what they can.
-    function recover(uint256 turn) external {
-        pass(33 * ROUND_TIMEOUT);
-        for (uint256 again = 0; again < 2; ++again) {
-            for (uint256 i = 0; i < ACCOUNTS; ++i) {
-                send(address(0xbad), abi.encodeCall(ledger.accuse, (run, who[i])));
-                send(who[i], abi.encodeCall(ledger.answer, (run)));
-            }
-            pass(EVICTION_TIME);
-            for (uint256 i = 0; i < ACCOUNTS; ++i) send(address(0xbad), abi.encodeCall(ledger.evict, (run, who[i])));
-            pass(EVICTION_TIME + 1);
-        }
+    /// @dev From wherever they left it, all of a stage and the founder close its round in the end.
+    function checkProgress() external {
+        (bool open, uint32 round,) = ledger.openRound(run);
+        if (!open) return;
+        pass(1000 * ROUND_TIMEOUT); // what is left of those who changed their stage
         for (uint16 stage = 0; stage < STAGES; ++stage) {
-            address[] memory fresh = new address[](REPLICAS);
-            for (uint256 i = 0; i < REPLICAS; ++i) {
-                uint256 key = 0xf000 + turn * 16 + stage * REPLICAS + i;
-                fresh[i] = vm.addr(key);
-                keyOf[fresh[i]] = key;
-                register(fresh[i], 0xe000 + key);
-                send(fresh[i], abi.encodeCall(ledger.joinRun, (run, stage)));
-            }
-            (, uint32 round,) = ledger.openRound(run);
-            if (ledger.nextRound(run, stage) != round) continue;
-            Seal memory s = signedBy(sealOf(run, stage, new Work[](0)), new Work[](0), fresh);
-            address(ledger).call(abi.encodeCall(ledger.seal, (s)));
+            if (ledger.nextRound(run, stage) == round) ledger.seal(sealBy(run, stage, none(), founded(who)));
         }
+        (, uint32 later,) = ledger.openRound(run);
+        vm.assertEq(later, round + 1);
     }
 
     // --------------------------------------------------------------------------------------------------- helpers
@@ -273,89 +257,76 @@ contract Handler is Fixture {
         ok;
     }
 
-    function act(address account, uint16 stage, uint256 kind) internal view returns (bytes memory) {
-        if (kind == 0) return abi.encodeCall(ledger.leaveRun, (run));
-        if (kind == 1) return abi.encodeCall(ledger.joinRun, (run, stage));
-        if (kind == 2) return abi.encodeCall(ledger.moveDown, (run));
-        if (kind == 3) return abi.encodeCall(ledger.deal, (run, uint16(uint160(account)) % REPLICAS));
-        if (kind == 4) return abi.encodeCall(ledger.evict, (run, who[uint160(account) % ACCOUNTS]));
-        return abi.encodeCall(ledger.accuse, (run, who[uint160(account) % ACCOUNTS]));
+    /// @dev Of the stage's weight, in 1e-18.
+    function partOf(uint16 stage) internal view returns (uint256) {
+        uint256 weight = 0;
+        for (uint256 i = 0; i < COALITION; ++i) {
+            if (ledger.memberOf(run, who[i]).stage == stage) weight += ledger.weightOf(run, who[i]);
+        }
+        return weight * 1e18 / totalOf(run, stage);
     }
 
+    function isOfCoalition(address account) internal view returns (bool) {
+        for (uint256 i = 0; i < COALITION; ++i) if (who[i] == account) return true;
+        return false;
+    }
+
+    /// @dev What verdicts count of the stage's members.
+    function verdictsOf(uint16 stage) internal view returns (uint256) {
+        (uint256 seated,, uint256 inVerdicts,) = ledger.weightsOf(run, stage);
+        return seated + inVerdicts;
+    }
+
+    function wasIn(address account, uint16 stage) internal view returns (bool) {
+        return (ledger.standingOf(run, account).stages >> stage) & 1 == 1;
+    }
+
+    function holdsIn(address account, uint16 stage) internal view returns (bool) {
+        Member memory m = ledger.memberOf(run, account);
+        return m.holds && m.stage == stage;
+    }
+
+    /// @dev Those of these replicas whose record the ledger takes, and of whom.
     function make(uint16 stage, uint256 wanted) internal view returns (Work[] memory works) {
-        Work[] memory found = new Work[](REPLICAS);
+        Work[] memory all = new Work[](REPLICAS);
         uint256 count = 0;
         uint32 changed = ledger.nextRound(run, stage) + 1;
         for (uint16 replica = 0; replica < REPLICAS; ++replica) {
             if ((wanted >> replica) & 1 == 0) continue;
             for (uint256 i = 0; i < ACCOUNTS; ++i) {
                 Member memory m = ledger.memberOf(run, who[i]);
-                if (m.stage != stage || m.joinedAt == 0) continue;
+                if (m.stage != stage || !wasIn(who[i], stage)) continue;
                 bool makes = m.changedRound == changed ? m.formerReplica == replica : m.holds && m.replica == replica;
-                if (!makes || (count > 0 && found[count - 1].replica == replica)) continue;
-                found[count] = workOf(run, who[i]);
-                found[count++].replica = replica;
+                if (!makes || (count > 0 && all[count - 1].replica == replica)) continue;
+                all[count] = workOf(run, who[i]);
+                if ((wanted >> (8 + i)) & 3 == 0) all[count].innerSteps = INNER_STEPS / 16;
+                all[count++].replica = replica;
             }
         }
         works = new Work[](count);
-        for (uint256 i = 0; i < count; ++i) works[i] = found[i];
+        for (uint256 i = 0; i < count; ++i) works[i] = all[i];
     }
 
-    function signersOf(uint16 stage, uint256 wanted) internal view returns (address[] memory list) {
-        address[] memory found = new address[](ACCOUNTS);
-        uint256 count = 0;
-        for (uint256 i = 0; i < ACCOUNTS; ++i) {
-            Member memory m = ledger.memberOf(run, who[i]);
-            if (m.stage == stage && m.joinedAt != 0 && (wanted >> i) & 1 == 1) found[count++] = who[i];
-        }
-        list = new address[](count);
-        for (uint256 i = 0; i < count; ++i) list[i] = found[i];
-    }
-
-    function submit(Work[] memory works, uint256 signers) internal returns (bool ok, Seal memory s) {
-        uint16 stage = works.length > 0 ? works[0].stage : 0;
-        s = signedBy(sealOf(run, stage, works), works, signersOf(stage, signers | (signers >> 16)));
-        (ok,) = address(ledger).call(abi.encodeCall(ledger.seal, (s)));
-        if (ok) note(stage, works);
-    }
-
-    function seatTaken(address account, uint16 stage) internal {
-        satSince[account] = nonEmpty[stage];
-        sat[account][stage] = true;
-    }
-
-    /// @dev Whether it holds a seat of the stage with a vote that it worked for, recounted.
-    function hasEarned(uint16 stage, address account) internal view returns (bool) {
-        Member memory m = ledger.memberOf(run, account);
-        if (!m.holds || m.stage != stage) return false;
-        uint256 least = 1;
-        for (uint256 i = 0; nonEmpty[stage] >= 8 && i < ACCOUNTS; ++i) {
-            m = ledger.memberOf(run, who[i]);
-            if (m.holds && m.stage == stage && countsOf(stage, who[i]) >= 2) least = 2;
-        }
-        return countsOf(stage, account) >= least;
-    }
-
-    function note(uint16 stage, Work[] memory works) internal {
+    function note(uint16 stage, uint256 epoch, Work[] memory works, bool[] memory holds) internal {
         if (works.length == 0) return;
-        uint256 seal = nonEmpty[stage]++;
-        for (uint256 i = 0; i < works.length; ++i) counted[stage][seal][works[i].account] = true;
+        uint256 total = 0;
+        for (uint256 i = 0; i < works.length; ++i) total += works[i].innerSteps;
+        uint256 offset = total * ((activityOf(run, stage).nonEmpty - 1) % 16) / 16;
+        uint256 sum = 0;
+        for (uint256 i = 0; i < works.length; ++i) {
+            uint256 next = sum + works[i].innerSteps;
+            uint256 pay = (255 * next + offset) / total - (255 * sum + offset) / total;
+            if (holds[i]) earned[stage][epoch][works[i].account] += pay;
+            sum = next;
+        }
+        ++sealed_[stage][epoch];
     }
 
-    /// @dev Recounts from what was sealed: since the account took its seat, in the last eight non-empty seals.
-    function countsOf(uint16 stage, address account) internal view returns (uint256 times) {
-        uint256 from = nonEmpty[stage] > 8 ? nonEmpty[stage] - 8 : 0;
-        if (satSince[account] > from) from = satSince[account];
-        for (uint256 seal = from; seal < nonEmpty[stage]; ++seal) if (counted[stage][seal][account]) ++times;
-    }
-
-    function votersOf(uint16 stage) internal view returns (uint64 voters) {
-        (voters,) = ledger.quorumOf(run, stage);
-    }
-
-    function earned(uint16 stage) internal view returns (bool) {
-        (, uint64 once,,,) = ledger.stageOf(run, stage);
-        return once != 0;
+    function ascending(address[] memory list) internal pure returns (address[] memory) {
+        for (uint256 i = 1; i < list.length; ++i) {
+            for (uint256 j = i; j > 0 && list[j] < list[j - 1]; --j) (list[j], list[j - 1]) = (list[j - 1], list[j]);
+        }
+        return list;
     }
 
     function indexOf(address account) internal view returns (uint256 i) {
@@ -386,25 +357,23 @@ contract InvariantsTest {
     }
 
     function targetSelectors() public view returns (FuzzSelector[] memory list) {
-        bytes4[] memory deeds = new bytes4[](21);
+        bytes4[] memory deeds = new bytes4[](24);
         (deeds[0], deeds[1], deeds[2]) = (Handler.takeSeat.selector, Handler.leaveSeat.selector, Handler.move.selector);
         (deeds[3], deeds[4], deeds[5]) = (Handler.accuse.selector, Handler.answer.selector, Handler.evict.selector);
-        (deeds[6], deeds[7], deeds[8]) = (Handler.deal.selector, Handler.wait.selector, Handler.spoil.selector);
-        (deeds[9], deeds[10]) = (Handler.judge.selector, Handler.judge.selector);
-        for (uint256 i = 11; i < 16; ++i) deeds[i] = Handler.work.selector;
-        (deeds[16], deeds[17]) = (Handler.enlistOne.selector, Handler.enlistOne.selector);
-        for (uint256 i = 18; i < 21; ++i) deeds[i] = Handler.seatSite.selector;
+        (deeds[6], deeds[7], deeds[8]) = (Handler.deal.selector, Handler.wait.selector, Handler.dismiss.selector);
+        (deeds[9], deeds[10], deeds[11]) = (Handler.judge.selector, Handler.enlistOne.selector, Handler.seatSite.selector);
+        for (uint256 i = 12; i < 24; ++i) deeds[i] = Handler.work.selector;
         list = new FuzzSelector[](1);
         list[0] = FuzzSelector(address(handler), deeds);
     }
 
-    function invariant_seatsVotesAndSeals() public view {
+    function invariant_seatsWeightsAndPay() public view {
         handler.checkSeats();
-        handler.checkVotes();
-        handler.checkConvicts();
+        handler.checkWeights();
     }
 
     function afterInvariant() public {
-        handler.checkRecovery();
+        handler.checkPay();
+        handler.checkProgress();
     }
 }

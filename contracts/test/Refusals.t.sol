@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {RunConfig, Runs} from "../src/Runs.sol";
+import {RunConfig} from "../src/Runs.sol";
 import {Seal} from "../src/Seals.sol";
-import {TrainingLedger} from "../src/TrainingLedger.sol";
+import {ILedger} from "../src/ILedger.sol";
 import {Fixture, Work} from "./Fixture.sol";
 import {vm} from "./Vm.sol";
 
@@ -12,7 +12,7 @@ contract RefusalsTest is Fixture {
     function test_configs() public {
         refusedConfig("manifest", 11, 0);
         refusedConfig("rounds", 0, 0);
-        refusedConfig("rounds", 0, 10_000_001);
+        refusedConfig("rounds", 0, 1_000_001);
         refusedConfig("stages", 1, 0);
         refusedConfig("stages", 1, 65);
         refusedConfig("minReplicas", 2, 0);
@@ -24,6 +24,12 @@ contract RefusalsTest is Fixture {
         refusedConfig("quorum", 4, 1); // of 3: no majority
         refusedConfig("quorum", 10, 4); // 2 of 4: neither
         refusedConfig("quorum", 10, type(uint16).max);
+        refusedConfig("horizon", 13, 0);
+        refusedConfig("horizon", 13, 4);
+        refusedConfig("horizon", 13, 24);
+        refusedConfig("horizon", 13, 2048);
+        refusedConfig("horizon", 14, 64); // of 512 seals: a member's part would be too coarse
+        refusedConfig("bond", 15, 1 << 96);
         refusedConfig("minRoundTime", 5, 0);
         refusedConfig("minRoundTime", 5, ROUND_TIMEOUT + 1);
         refusedConfig("roundTimeout", 12, 0);
@@ -36,22 +42,31 @@ contract RefusalsTest is Fixture {
         refusedConfig("tokensPerStep", 9, 0);
         refusedConfig("tokensPerStep", 9, 1 << 40);
         RunConfig memory config = configOf(1, 1, 4);
-        vm.expectRevert(abi.encodeWithSelector(Runs.InvalidConfig.selector, "genesis"));
-        ledger.createRun(config, NAME, genesisOf(2));
-        vm.expectRevert(abi.encodeWithSelector(Runs.InvalidConfig.selector, "genesis"));
-        ledger.createRun(config, NAME, new bytes32[](1));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.InvalidConfig.selector, "genesis"));
+        ledger.createRun(config, NAME, genesisOf(2), some(founder));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.InvalidConfig.selector, "genesis"));
+        ledger.createRun(config, NAME, new bytes32[](1), some(founder));
         string[5] memory names =
             ["", ".a", "a b", "a/b", "12345678901234567890123456789012345678901234567890123456789012345"];
         for (uint256 i = 0; i < names.length; ++i) {
-            vm.expectRevert(abi.encodeWithSelector(Runs.InvalidConfig.selector, "name"));
-            ledger.createRun(config, names[i], genesisOf(1));
+            vm.expectRevert(abi.encodeWithSelector(ILedger.InvalidConfig.selector, "name"));
+            ledger.createRun(config, names[i], genesisOf(1), some(founder));
+        }
+        for (uint256 i = 0; i < 3; ++i) {
+            address[] memory founders = new address[](i == 0 ? 0 : i == 1 ? 9 : 2); // none, too many, nobody
+            for (uint256 k = 0; k < founders.length && i == 1; ++k) founders[k] = founder;
+            vm.expectRevert(abi.encodeWithSelector(ILedger.InvalidConfig.selector, "founders"));
+            ledger.createRun(config, NAME, genesisOf(1), founders);
         }
         bytes32 run = create(config);
         vm.prank(CREATOR);
-        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.RunExists.selector, run));
-        ledger.createRun(config, NAME, genesisOf(1));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.RunExists.selector, run));
+        ledger.createRun(config, NAME, genesisOf(1), some(founder));
         vm.assertEq(abi.encode(ledger.runConfig(run)), abi.encode(config));
-        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.UnknownRun.selector, bytes32(0)));
+        vm.assertEq(ledger.creatorOf(run), CREATOR);
+        vm.assertTrue(ledger.isFounder(run, founder));
+        vm.assertFalse(ledger.isFounder(run, CREATOR));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.UnknownRun.selector, bytes32(0)));
         ledger.head(0, 0);
     }
 
@@ -60,14 +75,19 @@ contract RefusalsTest is Fixture {
         RunConfig memory config = configOf(64, 64, 64);
         (config.quorumNumerator, config.quorumDenominator) = (32_768, 65_535);
         (config.minRoundTime, config.roundTimeout, config.evictionTime) = (30 days, 30 days, 30 days);
-        (config.rounds, config.maxInnerSteps, config.startTime) = (10_000_000, 100_000, (1 << 36) - 1);
-        config.tokensPerStep = uint64(uint256((1 << 63) - 1) / (10_000_000 * 64 * 100_000));
-        create(config);
+        (config.rounds, config.maxInnerSteps, config.startTime) = (1_000_000, 100_000, (1 << 36) - 1);
+        config.tokensPerStep = uint64(uint256((1 << 63) - 1) / (1_000_000 * 64 * 100_000));
+        (config.horizon, config.bond, config.invited) = (256, (1 << 96) - 1, true);
+        bytes32 run = create(config);
+        vm.assertEq(abi.encode(ledger.runConfig(run)), abi.encode(config));
         ++config.tokensPerStep;
-        vm.expectRevert(abi.encodeWithSelector(Runs.InvalidConfig.selector, "tokensPerStep"));
-        ledger.createRun(config, NAME, genesisOf(64));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.InvalidConfig.selector, "tokensPerStep"));
+        ledger.createRun(config, NAME, genesisOf(64), some(founder));
         (config.rounds, config.maxInnerSteps, config.tokensPerStep) = (1, 1, (1 << 40) - 1);
-        config.manifest = keccak256("of a small run");
+        (config.manifest, config.horizon, config.maxReplicas) = (keccak256("of a small run"), 1024, 16);
+        config.minReplicas = 1;
+        create(config);
+        (config.manifest, config.horizon) = (keccak256("and of another"), 8);
         create(config);
     }
 
@@ -76,27 +96,27 @@ contract RefusalsTest is Fixture {
         vm.prank(CREATOR);
         ledger.publishCheckpoint(run, 0, "folder", string(new bytes(2048)));
         vm.prank(CREATOR);
-        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.UriTooLong.selector, 2049, 2048));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.UriTooLong.selector, 2049, 2048));
         ledger.publishCheckpoint(run, 0, "folder", string(new bytes(2049)));
     }
 
     function test_seats() public {
         enrol(6);
         bytes32 run = create(configOf(2, 1, 3));
-        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.UnknownStage.selector, uint16(2)));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.UnknownStage.selector, uint16(2)));
         vm.prank(who[0]);
         ledger.joinRun(run, 2);
         join(run, who[0], 0);
-        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.AlreadyHolding.selector, who[0], uint16(0), uint16(0)));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.AlreadyHolding.selector, who[0], uint16(0), uint16(0)));
         vm.prank(who[0]);
         ledger.joinRun(run, 1);
         join(run, who[1], 0);
         join(run, who[2], ANY);
         requireSlot(run, who[2], 0, 1);
-        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.ReplicaComplete.selector, uint16(0)));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.ReplicaComplete.selector, uint16(0)));
         vm.prank(who[0]);
         ledger.moveDown(run);
-        vm.expectRevert(abi.encodeWithSelector(Runs.NoLowerSeat.selector, uint16(1), uint16(0)));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NoLowerSeat.selector, uint16(1), uint16(0)));
         vm.prank(who[1]);
         ledger.moveDown(run);
         vm.prank(who[0]);
@@ -105,7 +125,7 @@ contract RefusalsTest is Fixture {
         vm.prank(who[1]);
         ledger.moveDown(run);
         requireSlot(run, who[1], 0, 0);
-        vm.expectRevert(abi.encodeWithSelector(Runs.NotHolding.selector, who[0]));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NotHolding.selector, who[0]));
         vm.prank(who[0]);
         ledger.leaveRun(run);
     }
@@ -115,26 +135,26 @@ contract RefusalsTest is Fixture {
         RunConfig memory config = configOf(1, 1, 4);
         bytes32 run = create(config);
         bytes32 other = create2(config);
-        vm.expectRevert(abi.encodeWithSelector(Runs.RoundNotOpen.selector));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.RoundNotOpen.selector));
         ledger.accuse(other, who[0]);
         for (uint256 i = 0; i < 4; ++i) join(run, who[i], 0);
-        refusedAsk(run, who[0], who[1], abi.encodeWithSelector(TrainingLedger.TooEarlyToAccuse.selector, who[1]));
-        refusedEvict(run, who[1], abi.encodeWithSelector(TrainingLedger.NotAccused.selector, who[1]));
+        refusedAsk(run, who[0], who[1], abi.encodeWithSelector(ILedger.TooEarlyToAccuse.selector, who[1]));
+        refusedEvict(run, who[1], abi.encodeWithSelector(ILedger.NotAccused.selector, who[1]));
         refusedAnswer(run, who[1]);
         pass(ROUND_TIMEOUT + 1);
         vm.prank(who[0]);
         ledger.accuse(run, who[1]);
-        refusedAsk(run, who[0], who[1], abi.encodeWithSelector(TrainingLedger.AccusationPending.selector, who[1]));
+        refusedAsk(run, who[0], who[1], abi.encodeWithSelector(ILedger.AccusationPending.selector, who[1]));
         refusedEvict(
             run,
             who[1],
-            abi.encodeWithSelector(TrainingLedger.TooEarlyToEvict.selector, vm.getBlockTimestamp() + EVICTION_TIME)
+            abi.encodeWithSelector(ILedger.TooEarlyToEvict.selector, vm.getBlockTimestamp() + EVICTION_TIME)
         );
         sealWith(run, 0, who);
-        refusedEvict(run, who[1], abi.encodeWithSelector(TrainingLedger.CountedSinceAccused.selector, who[1]));
+        refusedEvict(run, who[1], abi.encodeWithSelector(ILedger.CountedSinceAccused.selector, who[1]));
         vm.prank(who[1]);
         ledger.answer(run); // also once it was counted
-        refusedAsk(run, who[0], who[1], abi.encodeWithSelector(TrainingLedger.TooEarlyToAccuse.selector, who[1]));
+        refusedAsk(run, who[0], who[1], abi.encodeWithSelector(ILedger.TooEarlyToAccuse.selector, who[1]));
         for (uint256 k = 0; k < 3; ++k) sealWith(run, 0, some(who[0], who[2], who[3]));
         pass(ROUND_TIMEOUT);
         vm.prank(who[0]);
@@ -147,18 +167,18 @@ contract RefusalsTest is Fixture {
     function test_deals() public {
         enrol(4);
         bytes32 run = create(configOf(2, 1, 2));
-        vm.expectRevert(abi.encodeWithSelector(Runs.RoundNotOpen.selector));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.RoundNotOpen.selector));
         ledger.deal(run, 0);
         for (uint256 i = 0; i < 4; ++i) join(run, who[i], uint16(i % 2));
-        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.ReplicaIncomplete.selector, uint16(300)));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.ReplicaIncomplete.selector, uint16(300)));
         ledger.deal(run, 300);
-        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.TooEarlyToDeal.selector, uint16(0), uint32(3)));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.TooEarlyToDeal.selector, uint16(0), uint32(3)));
         ledger.deal(run, 0);
         for (uint256 k = 0; k < 3; ++k) {
             sealWith(run, 0, some(who[0], who[2]));
             sealWith(run, 1, some(who[1], who[3]));
         }
-        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.TooEarlyToDeal.selector, uint16(0), uint32(4)));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.TooEarlyToDeal.selector, uint16(0), uint32(4)));
         ledger.deal(run, 0);
     }
 
@@ -168,49 +188,67 @@ contract RefusalsTest is Fixture {
         config.rounds = 2;
         bytes32 run = create(config);
         Work[] memory none_ = new Work[](0);
-        refused(sealOf(run, 0, none_), abi.encodeWithSelector(Runs.RoundNotOpen.selector));
+        refused(sealOf(run, 0, none_), abi.encodeWithSelector(ILedger.RoundNotOpen.selector));
         for (uint256 i = 0; i < 34; ++i) join(run, who[i], 0);
         Work[] memory works = worksOf(run, who);
-        Seal memory s = signedBy(sealOf(run, 0, works), works, who);
+        Seal memory s = signedBy(sealOf(run, 0, works), works, founded(who));
         pass(MIN_ROUND_TIME);
         bytes memory signatures = s.signatures;
         s.signatures = bytes.concat(signatures, hex"00");
-        refused(s, abi.encodeWithSelector(TrainingLedger.SignaturesLength.selector, 34 * 66 + 1));
+        refused(s, abi.encodeWithSelector(ILedger.SignaturesLength.selector, 35 * 66 + 1));
         s.signatures = bytes.concat(signatures, new bytes(66), hex"ff", new bytes(65)); // of nobody
         s.stage = 1;
-        refused(s, abi.encodeWithSelector(TrainingLedger.UnknownStage.selector, uint16(1)));
+        refused(s, abi.encodeWithSelector(ILedger.UnknownStage.selector, uint16(1)));
         s.stage = 0;
         s.round = 1;
-        refused(s, abi.encodeWithSelector(TrainingLedger.WrongRound.selector, uint32(1), uint32(0)));
+        refused(s, abi.encodeWithSelector(ILedger.WrongRound.selector, uint32(1), uint32(0)));
         s.round = 0;
         bytes memory records = s.records;
         s.records = bytes.concat(records, hex"00");
-        refused(s, abi.encodeWithSelector(TrainingLedger.RecordsLength.selector, 34 * 76 + 1));
+        refused(s, abi.encodeWithSelector(ILedger.RecordsLength.selector, 34 * 44 + 1));
         s.records = bytes.concat(records, recordOf(works[33]));
-        refused(s, abi.encodeWithSelector(TrainingLedger.RecordsNotAscending.selector, 33));
+        refused(s, abi.encodeWithSelector(ILedger.RecordsNotAscending.selector, 33));
         works[33].replica = 64;
         s.records = bytes.concat(records, recordOf(works[33]));
-        refused(s, abi.encodeWithSelector(TrainingLedger.RecordsNotAscending.selector, 64));
+        refused(s, abi.encodeWithSelector(ILedger.RecordsNotAscending.selector, 64));
         s.records = "";
-        refused(s, abi.encodeWithSelector(TrainingLedger.EmptySealChangesState.selector));
+        refused(s, abi.encodeWithSelector(ILedger.EmptySealChangesState.selector));
         s.records = records;
         ledger.seal(s);
         vm.assertEq(ledger.nextRound(run, 0), 1);
         works = worksOf(run, who);
-        s = signedBy(sealOf(run, 0, works), works, who);
+        s = signedBy(sealOf(run, 0, works), works, founded(who));
         pass(MIN_ROUND_TIME);
         ledger.seal(s);
         (bool open, uint32 round,) = ledger.openRound(run);
         vm.assertFalse(open);
         vm.assertEq(round, 2);
-        refused(sealOf(run, 0, none_), abi.encodeWithSelector(Runs.RunFinished.selector));
-        vm.expectRevert(abi.encodeWithSelector(Runs.RunFinished.selector));
+        refused(sealOf(run, 0, none_), abi.encodeWithSelector(ILedger.RunFinished.selector));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.RunFinished.selector));
         ledger.deal(run, 0);
         vm.prank(who[0]);
         ledger.leaveRun(run);
         vm.prank(who[0]);
-        vm.expectRevert(abi.encodeWithSelector(Runs.RunFinished.selector));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.RunFinished.selector));
         ledger.joinRun(run, 0);
+        vm.expectRevert(abi.encodeWithSelector(ILedger.RunFinished.selector));
+        ledger.accuse(run, who[1]);
+    }
+
+    /// @dev A cell of a stage is for later: 0 is the only one.
+    function test_stagesHaveOneCell() public {
+        enrol(1);
+        bytes32 run = create(configOf(1, 1, 1));
+        for (uint16 cell = 64; cell < 1024; cell *= 4) {
+            vm.prank(who[0]);
+            vm.expectRevert(abi.encodeWithSelector(ILedger.UnknownStage.selector, cell));
+            ledger.joinRun(run, cell);
+        }
+        join(run, who[0], 0);
+        Seal memory s = sealBy(run, 0, who, founded(who));
+        s.stage = 64;
+        pass(MIN_ROUND_TIME);
+        refused(s, abi.encodeWithSelector(ILedger.UnknownStage.selector, uint16(64)));
     }
 
     function test_aStageSealsARoundOnce() public {
@@ -219,10 +257,10 @@ contract RefusalsTest is Fixture {
         join(run, who[0], 0);
         join(run, who[1], 1);
         Work[] memory works = worksOf(run, some(who[0]));
-        Seal memory s = signedBy(sealOf(run, 0, works), works, some(who[0]));
+        Seal memory s = signedBy(sealOf(run, 0, works), works, founded(some(who[0])));
         pass(MIN_ROUND_TIME);
         ledger.seal(s);
-        refused(s, abi.encodeWithSelector(TrainingLedger.AlreadySealed.selector, uint16(0), uint32(0)));
+        refused(s, abi.encodeWithSelector(ILedger.AlreadySealed.selector, uint16(0), uint32(0)));
     }
 
     // --------------------------------------------------------------------------------------------------- helpers
@@ -242,19 +280,17 @@ contract RefusalsTest is Fixture {
         if (field == 10) config.quorumDenominator = uint16(value);
         if (field == 11) config.manifest = bytes32(value);
         if (field == 12) config.roundTimeout = uint32(value);
-        vm.expectRevert(abi.encodeWithSelector(Runs.InvalidConfig.selector, what));
-        ledger.createRun(config, NAME, genesisOf(1));
+        if (field == 13) config.horizon = uint16(value);
+        if (field == 14) (config.horizon, config.maxReplicas) = (512, uint16(value));
+        if (field == 15) config.bond = uint128(value);
+        vm.expectRevert(abi.encodeWithSelector(ILedger.InvalidConfig.selector, what));
+        ledger.createRun(config, NAME, genesisOf(1), some(founder));
     }
 
     function create2(RunConfig memory config) internal returns (bytes32) {
         config.manifest = keccak256("another manifest");
         vm.prank(CREATOR);
-        return ledger.createRun(config, NAME, genesisOf(config.stages));
-    }
-
-    function refused(Seal memory s, bytes memory why) internal {
-        vm.expectRevert(why);
-        ledger.seal(s);
+        return ledger.createRun(config, NAME, genesisOf(config.stages), some(founder));
     }
 
     function refusedAsk(bytes32 run, address by, address account, bytes memory why) internal {
@@ -269,7 +305,7 @@ contract RefusalsTest is Fixture {
     }
 
     function refusedAnswer(bytes32 run, address account) internal {
-        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.NotAccused.selector, account));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NotAccused.selector, account));
         vm.prank(account);
         ledger.answer(run);
     }

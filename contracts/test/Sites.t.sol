@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-import {RunConfig, Runs} from "../src/Runs.sol";
-import {TrainingLedger} from "../src/TrainingLedger.sol";
+import {RunConfig} from "../src/Runs.sol";
+import {ILedger} from "../src/ILedger.sol";
 import {Fixture} from "./Fixture.sol";
 import {vm} from "./Vm.sol";
 
@@ -28,8 +28,8 @@ contract SitesTest is Fixture {
         join(run, who[2], 0);
         enlist(run, who[1], SITE);
         join(run, who[3], 0);
-        refused(run, who[0], 0, some(who[0], who[1]), abi.encodeWithSelector(Runs.NoFreeSeat.selector, 0));
-        refused(run, who[0], 1, some(who[0], who[1]), abi.encodeWithSelector(Runs.NoFreeSeat.selector, 0));
+        refused(run, who[0], 0, some(who[0], who[1]), abi.encodeWithSelector(ILedger.NoFreeSeat.selector, 0));
+        refused(run, who[0], 1, some(who[0], who[1]), abi.encodeWithSelector(ILedger.NoFreeSeat.selector, 0));
         vm.assertFalse(ledger.memberOf(run, who[0]).holds || ledger.memberOf(run, who[1]).holds);
         seat(run, who[0], 2, some(who[0], who[1]));
         requireSlot(run, who[1], 2, 1);
@@ -77,10 +77,10 @@ contract SitesTest is Fixture {
         vm.expectRevert(notEnlisted(who[0]));
         ledger.enlist(run, ANY, type(uint40).max, new bytes(65));
         vm.prank(who[0]);
-        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.SignaturesLength.selector, 64));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.SignaturesLength.selector, 64));
         ledger.enlist(run, ANY, type(uint40).max, new bytes(64));
         vm.prank(CREATOR);
-        vm.expectRevert(abi.encodeWithSelector(TrainingLedger.NotRegistered.selector, CREATOR));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NotRegistered.selector, CREATOR));
         ledger.enlist(run, ANY, type(uint40).max, new bytes(65));
     }
 
@@ -120,7 +120,7 @@ contract SitesTest is Fixture {
         for (uint256 i = 0; i < 2; ++i) enlist(run, who[i], SITE);
         join(run, who[2], 0);
         refused(run, who[0], 0, some(who[2], who[1]), notEnlisted(who[2]));
-        refused(run, who[0], 0, some(who[0], who[1]), abi.encodeWithSelector(Runs.NoFreeSeat.selector, 0));
+        refused(run, who[0], 0, some(who[0], who[1]), abi.encodeWithSelector(ILedger.NoFreeSeat.selector, 0));
     }
 
     /// @dev The seat of an evicted member that waits for it waits, also for sites.
@@ -139,7 +139,7 @@ contract SitesTest is Fixture {
         ledger.evict(run, who[3]);
         for (uint256 i = 0; i < 2; ++i) enlist(run, who[i], SITE);
         pass(EVICTION_TIME);
-        refused(run, who[0], 0, some(who[0], who[1]), abi.encodeWithSelector(Runs.NoFreeSeat.selector, 0));
+        refused(run, who[0], 0, some(who[0], who[1]), abi.encodeWithSelector(ILedger.NoFreeSeat.selector, 0));
         pass(1);
         seat(run, who[0], 0, some(who[0], who[1]));
     }
@@ -147,18 +147,18 @@ contract SitesTest is Fixture {
     function test_allOfTheSitesAccountsMustBeFitToJoin() public {
         bytes32 run = newRun(4);
         for (uint256 i = 0; i < 3; ++i) enlist(run, who[i], SITE);
-        bytes memory seats = abi.encodeWithSelector(TrainingLedger.WrongSeats.selector, 0, 1);
+        bytes memory seats = abi.encodeWithSelector(ILedger.WrongSeats.selector, 0, 1);
         refused(run, who[0], 0, some(who[0]), seats);
-        seats = abi.encodeWithSelector(TrainingLedger.WrongSeats.selector, 4, 2);
+        seats = abi.encodeWithSelector(ILedger.WrongSeats.selector, 4, 2);
         refused(run, who[0], 4, some(who[0], who[1]), seats);
         refused(run, who[0], 0, some(who[0], who[0]), notEnlisted(who[0])); // it agreed to one seat
         vm.prank(who[1]);
         registry.deregister();
-        bytes memory unregistered = abi.encodeWithSelector(TrainingLedger.NotRegistered.selector, who[1]);
+        bytes memory unregistered = abi.encodeWithSelector(ILedger.NotRegistered.selector, who[1]);
         refused(run, who[0], 0, some(who[0], who[1]), unregistered);
         join(run, who[2], 0);
         enlist(run, who[2], SITE);
-        bytes memory holding = abi.encodeWithSelector(TrainingLedger.AlreadyHolding.selector, who[2], 0, 0);
+        bytes memory holding = abi.encodeWithSelector(ILedger.AlreadyHolding.selector, who[2], 0, 0);
         refused(run, who[0], 1, some(who[0], who[2]), holding);
     }
 
@@ -180,9 +180,9 @@ contract SitesTest is Fixture {
         join(run, who[3], 1);
         seat(run, who[0], 1, some(who[0], who[1]));
         for (uint256 round = 0; round < 3; ++round) {
-            pass(4 * ROUND_TIMEOUT);
-            sealSignedBy(run, 0, some(who[2]), some(who[2], who[0]));
-            sealSignedBy(run, 1, some(who[3]), some(who[3], who[1]));
+            pass(ROUND_TIMEOUT);
+            sealSignedBy(run, 0, some(who[2]), founded(some(who[2], who[0])));
+            sealSignedBy(run, 1, some(who[3]), founded(some(who[3], who[1])));
         }
         (bool dealt,) = address(ledger).call(abi.encodeCall(ledger.deal, (run, 1)));
         vm.assertTrue(dealt || ledger.holderOf(run, 1, 0) == who[0]); // or every stage drew the replica itself
@@ -208,6 +208,6 @@ contract SitesTest is Fixture {
     }
 
     function notEnlisted(address account) internal pure returns (bytes memory) {
-        return abi.encodeWithSelector(TrainingLedger.NotEnlisted.selector, account);
+        return abi.encodeWithSelector(ILedger.NotEnlisted.selector, account);
     }
 }

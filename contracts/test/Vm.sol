@@ -13,6 +13,8 @@ interface Vm {
     function sign(uint256 privateKey, bytes32 digest) external pure returns (uint8 v, bytes32 r, bytes32 s);
     function eip712HashStruct(string calldata definition, bytes calldata encoded) external pure returns (bytes32);
     function prank(address sender) external;
+    function deal(address account, uint256 balance) external;
+    function fee(uint256 baseFee) external;
     function warp(uint256 timestamp) external;
     function getBlockTimestamp() external view returns (uint256);
     function roll(uint256 number) external;
@@ -22,6 +24,7 @@ interface Vm {
     function revertToState(uint256 snapshot) external returns (bool);
     function chainId(uint256 id) external;
     function expectRevert() external;
+    function expectRevert(bytes4 selector) external;
     function expectRevert(bytes calldata revertData) external;
     function expectEmit(address emitter) external;
     function recordLogs() external;

@@ -1,6 +1,7 @@
 """The embedded chain: one EVM chain in one process and one directory, for runs that need no public chain.
 
     store.py        SQLite: state, blocks, receipts, logs and waiting transactions; one SQL transaction per block
+    on_disk.py      the newest block, for whoever only reads the folder
     state_tries.py  Merkle-Patricia tries: roots, proofs, which nodes a state has
     evm.py          the state transition (py-evm, Prague rules): decode, execute a block, call, estimate
     pool.py         which transactions may wait, and which go into the next block

@@ -113,7 +113,7 @@ class Methods:
         try:
             return self._methods[request["method"]](*params)
         except sqlite3.Error as error:
-            raise RpcError(INTERNAL_ERROR, f"the chain's store failed: {error}") from None
+            raise RpcError(INTERNAL_ERROR, f"the chain's store {self._chain.store.path} failed: {error}") from None
 
     # Blocks.
 

@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
 
-from dlx.ground.machine import stop_signals
+from dlx.ground.machine import LOOK_SECONDS, stop_signals
 from dlx.ground.untrusted import decode_json
 from dlx.ledger.chain import ChainError
 from dlx.ledger.chain.blockchain import Blockchain
@@ -56,8 +57,10 @@ def run(
         listener.start()
         with _signals(stop):
             if on_ready is not None:
-                on_ready(f"http://{host}:{server.server_address[1]}")
-            stop.wait()
+                name = f"[{host}]" if ":" in host else host
+                on_ready(f"http://{name}:{server.server_address[1]}")
+            while not stop.wait(LOOK_SECONDS):
+                pass
     finally:  # from here a second signal has its usual effect; a torn end loses nothing
         stop.set()
         server.shutdown()
@@ -78,15 +81,26 @@ def _listen(host: str, port: int, methods: Methods) -> _Server:
 
 @contextmanager
 def _signals(stop: threading.Event) -> Iterator[None]:
+    """A signal to end sets `stop`, which the end of this does too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in stop_signals()}
+    asked: SimpleQueue[None] = SimpleQueue()  # a handler waits for no lock: its own thread may hold it
+
+    def pass_on() -> None:
+        asked.get()
+        stop.set()
+
+    waiting = threading.Thread(target=pass_on, name="signals", daemon=True)
+    waiting.start()
+    previous = {number: signal.signal(number, lambda *_: asked.put(None)) for number in stop_signals()}
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+        asked.put(None)
+        waiting.join()
 
 
 class _Server(ThreadingHTTPServer):
@@ -97,7 +111,13 @@ class _Server(ThreadingHTTPServer):
         self.methods = methods
         self._open: dict[socket.socket, str] = {}  # with their client's address
         self._open_lock = threading.Lock()
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # `::` is IPv4 too, whatever the system
+        super().server_bind()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         address = client_address[0]

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from dlx.ground import locks
 from dlx.ledger.chain import ChainError
 from dlx.ledger.chain.evm import Block, Log, Transaction, encode_header
+from dlx.ledger.chain.on_disk import FILE
 
 _VERSION = 1
 # A log's id is block << 20 | index, so that ids are in chain order and a block range is an id range, also within the
@@ -195,7 +196,7 @@ class Store(Reader):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock_file = _lock(directory / "lock")
         try:
-            path = directory / "chain.sqlite"
+            path = directory / FILE
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would create it by the umask
             self._writer = _open(path)
             super().__init__(path)

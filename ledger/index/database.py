@@ -16,9 +16,9 @@ from dlx.ground.errors import Unsuited
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.index.log_reader import IndexLost
 
-# 10: rollbacks without times; 8: no replicas' steps; 7 and 6 to 4: other views; 3: of the first ledger; 2: raw logs
-# only; 1: may lack blocks that a node did not have.
-FORMAT = 11
+# 12: without evaluations; 11: of an older ledger, without pay; 10: rollbacks without times; 8: no replicas' steps; 7
+# and 6 to 4: other views; 3: of the first ledger; 2: raw logs only; 1: may lack blocks that a node did not have.
+FORMAT = 13
 _BUSY_SECONDS = 5.0  # that a writer waits for another process's transaction
 _SCHEMA = """
     CREATE TABLE origin (chain_id INTEGER, ledger TEXT, registry TEXT, since INTEGER, epoch BLOB);
@@ -36,7 +36,7 @@ _SCHEMA = """
         accounts BLOB NOT NULL, counted INTEGER NOT NULL, signers INTEGER NOT NULL, tokens INTEGER NOT NULL,
         loss INTEGER NOT NULL, inner_steps INTEGER NOT NULL, level INTEGER, rank INTEGER,
         next_level INTEGER NOT NULL, next_rank INTEGER NOT NULL, next_inner_steps INTEGER NOT NULL,
-        outline BLOB NOT NULL,
+        outline BLOB NOT NULL, paid BLOB NOT NULL,
         PRIMARY KEY (run, round, stage)
     ) WITHOUT ROWID;
     CREATE INDEX tokens_of_rounds ON seals (run, round, tokens) WHERE stage = 0;

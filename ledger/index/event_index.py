@@ -34,6 +34,7 @@ _BARE_BLOCKS = 64  # newest blocks without logs that are remembered, so that lit
 Place = tuple[int, int]  # of a log: its block and its index there
 START: Place = (-1, -1)
 LAST = 1 << 62  # a block that no chain reaches
+_NONE = -1  # before every block, those of another chain too, on which the contracts may be older
 
 
 @dataclass(frozen=True)
@@ -135,11 +136,10 @@ class EventIndex:
         if self._forgets_later:
             self._to_forget = True
             return
-        first = self.contracts.since - 1
         with self._writing() as db:
-            (last,) = db.execute("SELECT max(time) FROM rollbacks WHERE block <= ?", (first,)).fetchone()
+            (last,) = db.execute("SELECT max(time) FROM rollbacks WHERE block = ?", (_NONE,)).fetchone()
             if last is None or not 0 <= now() - last < _READ_ANEW:
-                self._drop_after(first)
+                self._drop_after(_NONE)
 
     @contextmanager
     def forgetting_at_end(self) -> Iterator[None]:
@@ -171,13 +171,14 @@ class EventIndex:
         return dict(self._rows("SELECT number, hash FROM blocks ORDER BY number DESC LIMIT ?", _BARE_BLOCKS))
 
     def is_late(self, newest: Header, highest: int) -> bool:
-        """Whether a chain node with this head is merely late, where block `highest` was seen before: it is no more than
-        some blocks behind, and on the same chain as far as can be told."""
-        if not 0 < highest - newest.number <= LAG:
+        """Whether a chain node with this head is merely late, where block `highest` was seen before.
+
+        It is if it is at a block that was read. It is also if it is few blocks behind, and at none that is known to be
+        another."""
+        if newest.number >= highest:
             return False
-        return all(
-            found == newest.hash for (found,) in self._rows("SELECT hash FROM blocks WHERE number = ?", newest.number)
-        )
+        known = self._rows("SELECT hash FROM blocks WHERE number = ?", newest.number)
+        return known[0][0] == newest.hash if known else highest - newest.number <= LAG
 
     def mark(self) -> Mark:
         """Of now: `undone` says later what was taken back since."""
@@ -186,7 +187,7 @@ class EventIndex:
     def undone(self, since: Mark) -> int | None:
         """The lowest block after which reorgs have undone everything since the mark; None where there was none."""
         if self.mark().epoch != since.epoch:
-            return -1
+            return _NONE
         return self._rows("SELECT min(block) FROM rollbacks WHERE id > ?", since.rollbacks)[0][0]
 
     def runs(self) -> list[bytes]:
@@ -267,14 +268,17 @@ class EventIndex:
     # Inside.
 
     def _agreed(self, rpc: RpcClient, newest: Header) -> Head | None:
-        """The last block that index and chain share; the index forgets everything later. Raises Unsettled."""
+        """The last block that index and chain share; the index forgets everything later. Raises Unsettled, WrongLedger
+        where it is another chain."""
         tip = self.tip
         if tip is None or self._continues(tip, newest, rpc):
             return tip
+        if not rpc.check_chain():  # all of it would seem undone on another chain
+            raise Unsettled("the chain node that told of the head is on another chain now, or fails")
         common = self._common(rpc, newest)
         with self._writing():
             if self.tip == tip:  # else another process has seen to it
-                self._drop_after(self.contracts.since - 1 if common is None else common.block)
+                self._drop_after(_NONE if common is None else common.block)
         return common
 
     def _continues(self, tip: Head, newest: Header, rpc: RpcClient) -> bool:

@@ -6,15 +6,17 @@ What a feed tells lies in the index, which polling brings up to the chain's head
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dlx.ledger.bindings import Interface
-from dlx.ledger.errors import LedgerError, RpcError
+from dlx.ledger.errors import Contradiction, LedgerError
 from dlx.ledger.events import Event
+from dlx.ledger.index.crosscheck import incomplete, left_out
 from dlx.ledger.index.event_index import START, EventIndex, Head, Mark
 from dlx.ledger.index.log_reader import Unsettled
 from dlx.ledger.index.rebuild import NodesReplay, RunReplay
+from dlx.ledger.rpc.failover import LAG
 from dlx.ledger.rpc.headers import Header
 from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.view.node_registry import NodeTable
+from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
 
 _PATIENCE = 5  # polls in a row that may find nothing because the chain node has less than it says
@@ -99,7 +101,8 @@ class RunFeed:
     def __init__(self, open_index: OpenIndex, run: bytes, confirmations: int = 0, keep: int | None = None) -> None:
         self._tracker, self._run, self._keep = _Tracker(open_index, confirmations), run, keep
         self._replays: tuple[RunReplay, NodesReplay] | None = None
-        self._agreed = self._contradicted = False  # by the ledger's heads: since all was there, and the last time
+        self._compared: int | None = None  # the block up to which all that was read agrees with the contracts
+        self._contradicted = False  # by them, the last time
 
     @property
     def index(self) -> EventIndex:
@@ -109,45 +112,45 @@ class RunFeed:
     def poll(self, rpc: RpcClient, wait: float = 0.0) -> RunUpdate:
         """As in EventFeed; raises what `Replay.advance` raises, too.
 
-        In the first complete poll, and in the first after others, the run's heads have to be those that the ledger has.
-        Where they are not, Unsettled is raised until they fit: by a reorg meanwhile, or, from the second time in a row
-        on, because a chain node left events out. Then all are read again, now and then.
+        In the first complete poll, in the first after others, and where many blocks came at once, the run has to be as
+        the contracts say themselves. Where it is not, Unsettled is raised until it is: by a reorg meanwhile, or, from
+        the second time in a row on, because a chain node left events out. Then all are read again, now and then, from
+        another chain node where there is one. Raises Contradiction for events that the contracts cannot have emitted.
         """
         reached = self._tracker.poll(rpc, wait)
         if self._replays is None:
             self._replays = RunReplay(self._tracker.index, self._run, self._keep), NodesReplay(self._tracker.index)
         run, nodes = self._replays
-        moved, reorg = run.advance(reached.until)
-        others_moved, others_reorg = nodes.advance(reached.until)
-        self._agreed = self._agreed and reached.complete  # else what was missing may have been told as nothing
-        if reached.complete and not self._agreed:
-            if not _has_its_heads(rpc, run.view, self._tracker.index.contracts.ledger, reached.until):
-                if self._contradicted:
-                    self._tracker.index.forget()
-                self._contradicted = True
-                raise Unsettled(
-                    f"the chain node at {rpc.name} left events of run 0x{self._run.hex()} out: the ledger has other "
-                    "heads than they give; all are read again, and if this lasts, name another with --rpc-url"
-                )
-            self._agreed, self._contradicted = True, False
+        try:
+            moved, reorg = run.advance(reached.until)
+            others_moved, others_reorg = nodes.advance(reached.until)
+        except ViewError as error:
+            name = rpc.name
+            rpc.rest()
+            raise Contradiction(incomplete(name, self._run, str(error))) from error
+        if reorg or others_reorg or not reached.complete:  # what was missing may be told as nothing
+            self._compared = None
+        if reached.complete:
+            if self._compared is None or reached.until > self._compared + LAG:  # not each block's bloom was seen
+                self._compare(rpc, run.view, nodes.nodes, reached.until)
+            self._compared = reached.until
         return RunUpdate(
             reached.head, run.view, nodes.nodes, moved or others_moved, reorg or others_reorg, reached.complete,
             self._tracker.index.recent(),
         )  # fmt: skip
 
-
-def _has_its_heads(rpc: RpcClient, view: RunView, ledger: str, block: int) -> bool:
-    """Whether the run's heads at a block are those that the ledger itself has there, or the chain node does not say."""
-    abi = Interface("TrainingLedger")
-    stages = range(view.config.stages if view.created else 1)
-    data = ["0x" + abi.call_data("head", view.run, stage).hex() for stage in stages]
-    try:
-        told = list(rpc.batch("eth_call", [({"to": ledger, "data": head}, hex(block)) for head in data]))
-    except RpcError:  # it has not got that far; or the ledger has no such run
-        return True
-    if not all(isinstance(head, str) and len(head) == 66 for head in told):
-        return True
-    return view.created and [head.lower() for head in told] == ["0x" + view.head(stage).hex() for stage in stages]
+    def _compare(self, rpc: RpcClient, view: RunView, nodes: NodeTable, block: int) -> None:
+        """Raises Unsettled where a chain node left events out."""
+        index, name = self._tracker.index, rpc.name
+        about = left_out(rpc, index.contracts, view, nodes, block)
+        if about is None:
+            self._contradicted = False
+            return
+        if self._contradicted:
+            index.forget()
+            rpc.rest()
+        self._compared, self._contradicted = None, True
+        raise Unsettled(incomplete(name, self._run, about))
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ Timed = tuple[RawLog, int]  # a log and its block's time
 T = TypeVar("T")
 
 _FULL = 2_000  # logs in a page after which no larger one is tried: all are in memory at once
+_AT_ONCE = 64  # ranges, where a chain node gives few blocks in each
+_PAGE = 5_000  # blocks in ranges that are asked for at once
 _TRIES, _PAUSE = 4, 0.25  # requests to a chain node that is late, seconds between them
 _LATE, _MOST_LATE = 16, 64  # s by which one may be late on a chain where `LAG` blocks take less; blocks of it, at most
 
@@ -180,19 +182,26 @@ def _logs_of_receipts(rpc: RpcClient, block: Header) -> list[tuple[RawLog, int |
 def _by_ranges(
     rpc: RpcClient, contracts: Sequence[str], start: int, end: Header
 ) -> Iterator[tuple[Header, list[Timed]]]:
-    """Pages that shrink where the chain node finds them too large, and grow again only now and then."""
+    """Pages that shrink where the chain node finds them too large, and grow again only now and then. Where it gives few
+    blocks at a time a page has several such ranges, in one exchange."""
+    given = 0  # blocks in a range of which it gave the logs just now
     while start <= end.number:
         pages = rpc.log_range
-        last = min(end.number, start + pages.limit - 1)
+        size = pages.limit
+        count = 1 if size > given else max(1, min(_AT_ONCE, _PAGE // size))
+        goal = min(end.number, start + count * size - 1)
+        ranges = [(first, min(goal, first + size - 1)) for first in range(start, goal + 1, size)]
         try:
-            found = _in_range(rpc, contracts, start, last)
+            last, found = _in_ranges(rpc, contracts, ranges)
         except (RpcError, AnswerTooLarge) as error:
-            if last == start:
+            size, given = min(size, goal - start + 1), 0
+            if size == 1:
                 raise
-            pages.refused(last - start + 1, slow=isinstance(error, AnswerTooLarge))
+            pages.refused(size, slow=isinstance(error, AnswerTooLarge))
             continue
+        given = size if last == goal else 0
         logs = sorted(found, key=lambda timed: (timed[0].block, timed[0].log_index))
-        if last - start + 1 == pages.limit and len(logs) < _FULL:
+        if last - start + 1 == count * size and len(logs) < _FULL:
             pages.given()
         block = end if last == end.number else insist(partial(rpc.header, last), f"block {last}")
         if logs:
@@ -202,11 +211,25 @@ def _by_ranges(
         start = last + 1
 
 
-def _in_range(rpc: RpcClient, contracts: Sequence[str], start: int, end: int) -> list[tuple[RawLog, int | None]]:
-    logs = _get_logs(rpc, {"address": list(contracts), "fromBlock": hex(start), "toBlock": hex(end)})
-    if any(not start <= log.block <= end for log, _ in logs):
-        raise Contradiction(f"the chain node at {rpc.name} gave logs of other blocks than asked for")
-    return logs
+def _in_ranges(
+    rpc: RpcClient, contracts: Sequence[str], ranges: Sequence[tuple[int, int]]
+) -> tuple[int, list[tuple[RawLog, int | None]]]:
+    """The last block, and the logs up to it, of ranges (first block, last block) that follow each other: of as many as
+    the chain node gives. Raises RpcError, LedgerUnavailable where it does not give the first."""
+    queries = [{"address": list(contracts), "fromBlock": hex(start), "toBlock": hex(end)} for start, end in ranges]
+    last, found = None, []
+    try:
+        for (start, end), answer in zip(ranges, rpc.batch("eth_getLogs", [[query] for query in queries]), strict=True):
+            logs = _parsed(rpc, answer)
+            if any(not start <= log.block <= end for log, _ in logs):
+                raise Contradiction(f"the chain node at {rpc.name} gave logs of other blocks than asked for")
+            found += logs
+            last = end
+    except (RpcError, LedgerUnavailable):
+        if last is None:
+            raise
+    assert last is not None
+    return last, found
 
 
 def _check_canonical(rpc: RpcClient, newest: RawLog, end: Header) -> None:

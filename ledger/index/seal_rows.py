@@ -8,13 +8,13 @@ from typing import NamedTuple
 from dlx.ledger.abi import account_bytes, checksum
 from dlx.ledger.events import Sealed
 from dlx.ledger.index.event_index import EventIndex, Place
-from dlx.ledger.typed import split_entries
+from dlx.ledger.typed import Signs, split_entries
 from dlx.ledger.view.run_view import RunView
 from dlx.ledger.view.seal_log import outlined
 
 _BATCH = 1000
 _DELAYS = (0, 1)  # that a manifest can have
-_MARKS = ", ".join("?" * 21)
+_MARKS = ", ".join("?" * 22)
 
 
 class SealRow(NamedTuple):
@@ -39,6 +39,7 @@ class SealRow(NamedTuple):
     next_rank: int
     next_inner_steps: int
     outline: bytes  # `outlined`
+    paid: bytes  # `SealLog.paid_at`
 
 
 class Outline(NamedTuple):
@@ -49,6 +50,7 @@ class Outline(NamedTuple):
     momentum: bytes
     next_inner_steps: int
     outline: bytes  # `outlined`
+    paid: bytes  # `SealLog.paid_at`
 
 
 def write(db: sqlite3.Connection, view: RunView, seals: Iterable[Sealed]) -> None:
@@ -87,14 +89,14 @@ def outlines(index: EventIndex, run: bytes, until: Place) -> Iterator[Outline]:
     place = -1, -1
     while True:
         found = index.rows(
-            "SELECT stage, weights, momentum, next_inner_steps, outline, round FROM seals WHERE run = ? "
+            "SELECT stage, weights, momentum, next_inner_steps, outline, paid, round FROM seals WHERE run = ? "
             f"AND (round, stage) > (?, ?) AND (block, log_index) <= (?, ?) ORDER BY round, stage LIMIT {_BATCH}",
             run, *place, *until,
         )  # fmt: skip
-        yield from (Outline(*row[:5]) for row in found)
+        yield from (Outline(*row[:6]) for row in found)
         if len(found) < _BATCH:
             return
-        place = found[-1][5], found[-1][0]
+        place = found[-1][6], found[-1][0]
 
 
 def sealed(index: EventIndex, run: bytes, stage: int, round: int) -> Sealed:
@@ -114,11 +116,16 @@ def _row(db: sqlite3.Connection, view: RunView, sealed: Sealed) -> tuple[object,
     return (
         sealed.run, sealed.round, stage, at.block, at.log_index, at.time, at.tx,
         view.weights(stage, after), view.momentum(stage, after), b"".join(map(account_bytes, sealed.accounts)),
-        sealed.count, sum(not entry.of_record for entry in split_entries(sealed.signatures)),
+        sealed.count, _signers(sealed),
         sealed.steps * view.config.tokens_per_step, sealed.mean_loss,
         sealed.outcome.inner_steps, *_plan_in_force(db, sealed), planned.level, planned.rank, planned.inner_steps,
-        outlined(sealed),
+        outlined(sealed), view.sealed.paid_at(stage, sealed.round),
     )  # fmt: skip
+
+
+def _signers(sealed: Sealed) -> int:
+    """Of the seal; a founder that is a member gives its signature twice."""
+    return len({entry.signature for entry in split_entries(sealed.signatures) if entry.signs is not Signs.RECORD})
 
 
 def _plan_in_force(db: sqlite3.Connection, sealed: Sealed) -> tuple[int | None, int | None]:

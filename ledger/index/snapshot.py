@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from dlx.ledger.events import CheckpointPublished, Convicted, RunCreated, Sealed
+from dlx.ledger.events import CheckpointPublished, Convicted, Evaluated, RunCreated, Sealed
 from dlx.ledger.index.seal_rows import Outline
-from dlx.ledger.view.counts import Stage
 from dlx.ledger.view.node_registry import NodeTable, RegisteredNode
-from dlx.ledger.view.run_state import Enlisted, Member, Return, Standing
+from dlx.ledger.view.run_state import Enlisted, Member, Return, Stage, Standing, Stay
 from dlx.ledger.view.run_view import RunView
 
 
@@ -25,9 +24,9 @@ class _View(msgspec.Struct, array_like=True):
     round: int
     opened_at: int
     draw: int
-    staffed: int
     stages: list[Stage]
     checkpoints: tuple[CheckpointPublished, ...]
+    evaluations: dict[str, dict[int, Evaluated]]
     convictions: tuple[Convicted, ...]
     members: dict[str, Member]
     standings: dict[str, Standing]
@@ -37,6 +36,8 @@ class _View(msgspec.Struct, array_like=True):
     dealt: dict[int, int]
     enlisted: dict[str, Enlisted]
     counted: dict[str, int]
+    gave_back: dict[str, int]
+    stays: dict[str, tuple[Stay, ...]]
     rounds: list[int]  # sealed by each stage
 
 
@@ -50,11 +51,11 @@ def dump_view(view: RunView) -> bytes:
         raise ValueError("the last transaction has more events")
     return msgspec.msgpack.encode(
         _View(
-            view.creation, view.started_at, view.round, view.round_opened_at, view.draw, view.staffed, view.stages,
-            view.checkpoints, view.convictions, view.accounts, view.standings,
+            view.creation, view.started_at, view.round, view.round_opened_at, view.draw, view.stages,
+            view.checkpoints, view.evaluations, view.convictions, view.accounts, view.standings,
             [(*slot, reserved) for slot, reserved in view.returns.items()],
             [(*slot, at) for slot, at in view.vacated.items()], view.broke, view.dealt, view.enlistments,
-            view.counted_in, [view.next_round(stage) for stage in range(len(view.stages))],
+            view.counted_in, view.gave_back, view.stays, [view.next_round(stage) for stage in range(len(view.stages))],
         )
     )  # fmt: skip
 
@@ -66,7 +67,8 @@ def load_view(empty: RunView, state: bytes, seals: Iterable[Outline], newest: Ca
     found = _VIEWS.decode(state)
     empty.creation, empty.started_at = found.created, found.started_at
     empty.round, empty.round_opened_at = found.round, found.opened_at
-    empty.draw, empty.staffed = found.draw, found.staffed
+    empty.draw, empty.stays, empty.gave_back = found.draw, found.stays, found.gave_back
+    empty.evaluations = found.evaluations
     empty.stages, empty.checkpoints, empty.convictions = found.stages, found.checkpoints, found.convictions
     empty.accounts, empty.counted_in, empty.standings = found.members, found.counted, found.standings
     empty.broke, empty.dealt, empty.enlistments = found.broke, found.dealt, found.enlisted

@@ -74,7 +74,7 @@ class Endpoint:
         self.rests_until = 0.0  # before which others are asked first
         self.closed_until = 0.0  # before which it wants no requests
         self.highest, self.risen_at = -1, 0.0  # its highest head, and when that was seen
-        self.on_our_chain = False  # whether that was checked since it last failed
+        self.checked_at: float | None = None  # when it was on our chain; None: not since it last failed
         self.wrong_chain: str | None = None  # why it is never asked again
         self.meter = Meter()  # of requests and answers with their headers
         parts = urlsplit(url)
@@ -89,7 +89,7 @@ class Endpoint:
             self.closed_until = now + (error.wait or _RATE_LIMITED.delay(self.failures, CHANCE))
         else:
             self.rests_until = now + REST.delay(self.failures, CHANCE)
-            self.on_our_chain = False  # what comes back may be another chain's
+            self.checked_at = None  # what comes back may be another chain's
 
     def answered(self) -> None:
         self.failures, self.rests_until = 0, 0.0

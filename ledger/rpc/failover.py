@@ -2,12 +2,13 @@
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from dlx.ground.backoff import Backoff
-from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, RpcError, WrongLedger
+from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, RateExceeded, RpcError, WrongLedger
 from dlx.ledger.rpc.endpoint import CHANCE, REST, Endpoint, Transport
 from dlx.ledger.rpc.json_rpc import NoAnswer, RateLimited, Request, SlowAnswer, as_number, may_be_answered_elsewhere
 
@@ -15,6 +16,7 @@ LAG = 8  # blocks by which a chain node, or one behind a load balancer, may be l
 
 _RETRY = Backoff(0.1, 3.0)  # once every chain node has failed
 _STALE = 30.0  # seconds without a new block after which the others are asked for theirs
+_CHECK_AGAIN = 60.0  # seconds between two looks at the chain id
 _LOOK_AGAIN = 600.0  # whether a chain node tells of blocks
 _SHORTEST = 0.5  # seconds for one try
 
@@ -40,6 +42,8 @@ class Failover:
         self._chain_id = chain_id
         self.teller: Endpoint | None = None  # of which it is known that it tells of blocks
         self._look_again = 0.0  # for a teller
+        self._asking: dict[object, float] = {}  # requests under way -> when their answers were due at once
+        self._late = 0.0  # the last answer
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -47,9 +51,28 @@ class Failover:
         meters = [endpoint.meter for endpoint in self._endpoints]
         return sum(meter.sent for meter in meters), sum(meter.received for meter in meters)
 
+    @property
+    def late(self) -> float:
+        """Seconds that the last answer took, or that one is waited for longer by now; of a block that is waited for
+        only what is beyond the time that was asked for."""
+        due = min(self._asking.copy().values(), default=math.inf)
+        return max(self._late, time.monotonic() - due)
+
+    @contextlib.contextmanager
+    def timed(self, wait: float = 0.0) -> Iterator[None]:
+        """Of requests. `wait`: seconds that the chain node is asked to wait."""
+        request, due = object(), time.monotonic() + wait
+        self._asking[request] = due
+        try:
+            yield
+        finally:
+            del self._asking[request]
+            self._late = max(0.0, time.monotonic() - due)
+
     def ask(self, requests: Sequence[Request], patience: float) -> list[Any]:
         """The results of requests that go out together. Raises RpcError where one is refused, LedgerUnavailable when no
-        node answers in time (AnswerTooLarge where one began to), WrongLedger where all are on other chains."""
+        node answers in time (AnswerTooLarge where one began to, RateExceeded where it is for the rate of requests),
+        WrongLedger where all are on other chains."""
 
         def exchange(transport: Transport, timeout: float) -> list[Any]:
             found = transport.ask(requests, timeout)
@@ -57,8 +80,8 @@ class Failover:
                 raise error
             return found
 
-        deadline = time.monotonic() + patience
-        return self._first_answer(exchange, deadline)
+        with self.timed():
+            return self._first_answer(exchange, time.monotonic() + patience)
 
     def once(self, endpoint: Endpoint, exchange: Exchange[_T], timeout: float, last: bool = True) -> _T:
         """One exchange with one chain node. Raises NoAnswer where it, or another, should be asked again."""
@@ -75,6 +98,22 @@ class Failover:
             raise NoAnswer(str(error)) from None
         endpoint.answered()
         return result
+
+    def expect(self, chain_id: int) -> None:
+        """Only chain nodes on this chain are asked from now on, where no chain is named."""
+        self._chain_id = chain_id if self._chain_id is None else self._chain_id
+
+    def check_chain(self) -> bool:
+        """Asks again for the chain id; whether the same chain node is still the one to ask. Raises as `ask` does."""
+        endpoint = self.next()
+        endpoint.checked_at = None
+        self.ask([("eth_chainId", ())], self.timeout)
+        return self.next() is endpoint
+
+    def rest(self) -> None:
+        """The one that is asked first rests, while others answer: what it said cannot be true."""
+        if len(self._endpoints) > 1:
+            self.next().rests_until = time.monotonic() + REST.cap
 
     def next(self) -> Endpoint:
         """The first that is well, else the one whose rest ends first. Raises WrongLedger."""
@@ -124,7 +163,9 @@ class Failover:
             pause = max(pause, endpoint.closed_until - time.monotonic())
             if pause > 0:
                 if time.monotonic() + pause >= deadline:
-                    raise _unavailable(reasons or {endpoint: RateLimited("", pause)})
+                    if not reasons:  # it was not even asked
+                        raise LedgerUnavailable(f"no answer from {_words({endpoint: RateLimited('', pause)})}")
+                    raise _unavailable(reasons)
                 time.sleep(pause)
             untried = sum(other not in tried for other in self._usable())
             share = (deadline - time.monotonic()) / untried
@@ -143,8 +184,12 @@ class Failover:
             return -1
 
     def _check_chain(self, endpoint: Endpoint, timeout: float) -> None:
-        """Whether it is on our chain: before it is used, and after each failure."""
-        if endpoint.on_our_chain or (len(self._endpoints) == 1 and self._chain_id is None):
+        """Whether it is on our chain: before it is used, after each failure, and now and then, as another chain may
+        come to be behind its URL."""
+        known, now = endpoint.checked_at, time.monotonic()
+        if known is not None and now < known + _CHECK_AGAIN:
+            return
+        if len(self._endpoints) == 1 and self._chain_id is None:
             return
         try:
             found = as_number(endpoint.transport.ask([("eth_chainId", ())], timeout)[0])
@@ -157,7 +202,7 @@ class Failover:
             if any(other.wrong_chain is None for other in self._endpoints):
                 _log.warning("%s: it is never asked again", endpoint.wrong_chain)
             raise NoAnswer(endpoint.wrong_chain)
-        endpoint.on_our_chain = True
+        endpoint.checked_at = now
 
     def _usable(self) -> list[Endpoint]:
         usable = [endpoint for endpoint in self._endpoints if endpoint.wrong_chain is None]
@@ -167,6 +212,10 @@ class Failover:
 
 
 def _unavailable(reasons: dict[Endpoint, NoAnswer]) -> LedgerUnavailable:
-    words = " and ".join(f"the chain node at {endpoint.name}: {reason}" for endpoint, reason in reasons.items())
-    kind = AnswerTooLarge if all(isinstance(reason, SlowAnswer) for reason in reasons.values()) else LedgerUnavailable
-    return kind(f"no answer from {words}")
+    kinds = ((SlowAnswer, AnswerTooLarge), (RateLimited, RateExceeded), (NoAnswer, LedgerUnavailable))
+    kind = next(kind for cause, kind in kinds if all(isinstance(reason, cause) for reason in reasons.values()))
+    return kind(f"no answer from {_words(reasons)}")
+
+
+def _words(reasons: dict[Endpoint, NoAnswer]) -> str:
+    return " and ".join(f"the chain node at {endpoint.name}: {reason}" for endpoint, reason in reasons.items())

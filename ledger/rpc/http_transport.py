@@ -14,8 +14,10 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import msgspec
-from requests import RequestException, Response, Session
+from requests import RequestException, Response, Session, Timeout
 from requests.adapters import HTTPAdapter
+from requests.exceptions import ConnectionError as Unconnected
+from requests.exceptions import ProxyError, SSLError
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
@@ -75,8 +77,10 @@ class HttpTransport:
                 wait = _seconds(response.headers.get("Retry-After"))
                 _check_status(response, wait)
                 content = _read(response, method)
+        except Timeout:
+            raise NoAnswer("no answer in time") from None
         except RequestException as error:
-            raise NoAnswer(type(error).__name__) from None
+            raise NoAnswer(_in_words(error)) from None
         finally:
             self._idle.append(session)
         try:
@@ -93,6 +97,12 @@ class HttpTransport:
         for scheme in ("http://", "https://"):
             session.mount(scheme, _DeadlineAdapter(self._meter))
         return session
+
+
+def _in_words(error: RequestException) -> str:
+    """What went wrong, without URL, which may hold a key."""
+    words = {SSLError: "TLS fails", ProxyError: "the proxy does not connect", Unconnected: "no connection"}
+    return next((said for kind, said in words.items() if isinstance(error, kind)), type(error).__name__)
 
 
 def _check_status(response: Response, wait: float | None) -> None:
@@ -202,7 +212,7 @@ def _pools(meter: Meter) -> dict[str, Any]:
     """The classes of connections that a session makes, by scheme."""
 
     class Metered(HTTPConnection):
-        response_class = partial(_Response, meter)  # type: ignore[assignment]
+        response_class = staticmethod(partial(_Response, meter))  # type: ignore[assignment]
 
         def send(self, data: Any) -> None:
             super().send(data)

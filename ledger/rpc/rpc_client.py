@@ -8,12 +8,13 @@ from web3 import Web3
 from web3.providers import BaseProvider
 from web3.types import RPCEndpoint, RPCResponse
 
-from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, LedgerUnavailable, RpcError
+from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, LedgerUnavailable, RateExceeded, RpcError
 from dlx.ledger.rpc.endpoint import AdaptiveSize, Endpoint, Transport
 from dlx.ledger.rpc.failover import Failover
 from dlx.ledger.rpc.headers import Header, Logs, told_header
 from dlx.ledger.rpc.json_rpc import STORED, NoAnswer, Request, as_number, octets
 
+TIMEOUT = 10.0  # s for an answer, where nobody says otherwise
 _LONGEST = 10.0  # s that a chain node is asked to wait for a block
 _MOST_BLOCKS = 10**10  # ten a second for thirty years: pages of logs up to a higher head would never end
 
@@ -42,14 +43,16 @@ class RpcClient:
     def __init__(
         self,
         urls: str | Sequence[str] | Failover,
-        timeout: float = 10.0,
-        patience: float = 20.0,
+        timeout: float = TIMEOUT,
+        patience: float | None = None,
         chain_id: int | None = None,
     ) -> None:
-        """Asks nothing. Raises LedgerError for what is no URL."""
+        """Asks nothing. `timeout`: seconds after which an answer has to be whole; `patience`: for which a request is
+        repeated, twice as long where none is given. Raises LedgerError for what is no URL."""
         if not isinstance(urls, Failover):
             each = [urls] if isinstance(urls, str) else list(dict.fromkeys(urls))
             urls = Failover(map(Endpoint, each), timeout, chain_id)
+        patience = 2 * urls.timeout if patience is None else patience
         self._chain_nodes, self._patience = urls, patience
         # No middleware and no ENS: they would ask the node for chain ids, gas, fees and names behind our back.
         self.web3 = Web3(PatientProvider(self._chain_nodes, patience), middleware=(), ens=None)
@@ -59,9 +62,23 @@ class RpcClient:
         """Bytes (sent, received) so far, with the headers of HTTP: of all who share these chain nodes."""
         return self._chain_nodes.traffic
 
+    @property
+    def late(self) -> float:
+        """As in Failover."""
+        return self._chain_nodes.late
+
     def with_patience(self, patience: float) -> "RpcClient":
         """The same chain nodes, and what is known of them."""
         return RpcClient(self._chain_nodes, patience=patience)
+
+    def impatient(self) -> "RpcClient":
+        """The same, for who asks again anyway: it gives up after half the time of an answer."""
+        return self.with_patience(self.timeout / 2)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which an answer has to be whole."""
+        return self._chain_nodes.timeout
 
     def each(self) -> "tuple[RpcClient, ...]":
         """One for every URL, which asks no other. Raises WrongLedger where all are on other chains."""
@@ -93,10 +110,10 @@ class RpcClient:
             page = calls[done : done + min(at_once, size.limit)]
             try:
                 found = self._ask([(method, params) for params in page], patience)
-            except (RpcError, AnswerTooLarge) as error:
+            except (RpcError, AnswerTooLarge, RateExceeded) as error:
                 if len(page) == 1:
                     raise
-                size.refused(len(page), slow=isinstance(error, AnswerTooLarge))
+                size.refused(len(page), slow=isinstance(error, LedgerUnavailable))
                 continue
             if len(page) == size.limit:
                 size.given()
@@ -125,6 +142,18 @@ class RpcClient:
     def number(self, method: str, *params: Any) -> int:
         """The result as a quantity."""
         return as_number(self.call(method, *params))
+
+    def expect(self, chain_id: int) -> None:
+        """As in Failover."""
+        self._chain_nodes.expect(chain_id)
+
+    def check_chain(self) -> bool:
+        """As in Failover."""
+        return self._chain_nodes.check_chain()
+
+    def rest(self) -> None:
+        """As in Failover."""
+        self._chain_nodes.rest()
 
     def chain_id(self) -> int:
         return as_number(self.call("eth_chainId"), STORED)
@@ -186,7 +215,8 @@ class RpcClient:
             return transport.next_head(seen.hash, min(seconds, _LONGEST), timeout, contracts)
 
         try:
-            found = self._chain_nodes.once(teller, wait, seconds + self._chain_nodes.timeout)
+            with self._chain_nodes.timed(seconds):
+                found = self._chain_nodes.once(teller, wait, seconds + self._chain_nodes.timeout)
         except (NoAnswer, RpcError) as error:
             if isinstance(error, RpcError):  # another version's
                 self._chain_nodes.teller = None

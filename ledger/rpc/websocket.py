@@ -17,7 +17,7 @@ from dlx.ground.untrusted import decode_json
 from dlx.ledger.rpc.json_rpc import MAX_ANSWER, NoAnswer, Request, encode, results
 
 _FRAME = 8  # bytes around a message, about
-_SILENCE = 60.0  # s without a new head, after which it is asked for
+_SILENCE = 15.0  # s without a new head, after which it is asked for
 _SUBSCRIBE: Request = ("eth_subscribe", ("newHeads",))
 _LATEST: Request = ("eth_getBlockByNumber", ("latest", False))
 

@@ -22,7 +22,7 @@ _log = logging.getLogger("dlx.ledger")
 
 @dataclass(frozen=True)
 class Pending:
-    """A signed transaction; hex strings with 0x, fees in wei per gas.
+    """A signed transaction; hex strings with 0x, fees in wei per gas, `value` in wei.
 
     `hashes`: every version of it, newest last; `former`: of other calls that were signed with this nonce. `expires`:
     the Unix time until which it is wanted, unless asked for again. `mined`: whether a block had it; `told`: whether
@@ -41,10 +41,16 @@ class Pending:
     expires: float = 0.0
     mined: bool = False
     told: bool = False
+    value: int = 0
+
+    @property
+    def call(self) -> tuple[str | None, str, int]:
+        """What it asks for: whom, what, and with how much."""
+        return self.to, self.data, self.value
 
     @property
     def cap(self) -> int:
-        """The most that it may cost, in wei."""
+        """The most that it may cost, in wei, without its value."""
         return self.gas * self.max_fee
 
 

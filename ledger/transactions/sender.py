@@ -32,7 +32,6 @@ from dlx.ledger.transactions.outbox import TURN, Outbox, Pending
 
 CONFIRMED = 24  # blocks above a transaction after which it is forgotten, at least
 _POLL, _SLOWEST = 0.05, 1.0  # seconds between looks for a receipt, where nobody tells of blocks: at first, at last
-_PATIENCE = 2.0  # seconds for one look at one URL, or at all the others
 _RESEND, _STUCK = 3.0, 20.0  # seconds between resubmissions, and until something must be done about it
 _STUCK_BLOCKS = 2  # that went by without it
 _WANTED = 120.0  # seconds after which nobody wants a transaction any more who does not ask again
@@ -93,6 +92,7 @@ class Sender:
         gas: int,
         keeps_slot: bool = False,
         check: Callable[[int | str], object] | None = None,
+        value: int = 0,
     ) -> Pending:
         """Signs and submits a call (a creation where `to` is None) and returns without waiting for a block: two
         exchanges with the chain node, and one for `check`.
@@ -100,7 +100,8 @@ class Sender:
         `gas`: at most; with `check` what the chain node estimates and some more. `check` raises where the call would
         fail at the block it is given. It is called where there is no estimate, and where a block had the same call not
         long ago: then at none before that one, from where it would seem to be wanted. It must not send, because the
-        outbox is locked. `keeps_slot`: the call may use the last tenth of the budget.
+        outbox is locked. `keeps_slot`: the call may use the last tenth of the budget. `value`: the wei that it pays the
+        contract, which are no part of the budget.
 
         Raises LedgerUnavailable when the node is silent: a transaction that was signed by then is kept and goes out
         later. Raises FeeTooHigh and BudgetSpent before anything is signed, LedgerError where the node refuses it (no
@@ -108,13 +109,14 @@ class Sender:
         """
         text = "0x" + data.hex()
         call = {"from": self.account, "data": text, "gas": hex(gas)} | ({} if to is None else {"to": to})
+        call |= {"value": hex(value)} if value else {}
         estimate: list[Request] = [] if check is None else [("eth_estimateGas", (call, "latest"))]
         with self._turn():
             used, head, (tip, *estimated) = self._settle(TIP, *estimate)
-            if (same := self._same(to, text)) is not None:
+            if (same := self._same(to, text, value)) is not None:
                 return self._ask_again(same)
             estimates = [as_number(found) for found in estimated if not isinstance(found, RpcError)]
-            mined = max((self._mined.get(entry.nonce, -1) for entry in self._alike(to, text)), default=-1)
+            mined = max((self._mined.get(entry.nonce, -1) for entry in self._alike(to, text, value)), default=-1)
             # Decided by the same look as above: what waited before it may be mined, and the next may be at a late node.
             if check is not None and (mined >= 0 or not estimates):
                 check(self._not_before(mined, head))
@@ -122,7 +124,9 @@ class Sender:
             least = used
             for _ in range(5):
                 nonce, former = self._free_nonce(used, least)
-                pending = _with_price(_following(former, nonce, to, text, gas), self._next_price(head, former, tip))
+                pending = _with_price(
+                    _following(former, nonce, to, text, value, gas), self._next_price(head, former, tip)
+                )
                 self._check_budget(pending, keeps_slot)
                 signed = self._sign(pending)
                 self._outbox.keep(signed)
@@ -273,12 +277,13 @@ class Sender:
 
     def _receipt(self, pending: Pending) -> dict[str, Any] | None:
         """Of whichever version was mined; from any URL, once the nonce is used and the first has none."""
-        found = _receipt_from(self._rpc, pending, _PATIENCE)
+        patience = self._rpc.timeout / 2  # for one look at one URL, or at all the others
+        found = _receipt_from(self._rpc, pending, patience)
         if found is None and pending.nonce < self._highest:
             others = self._rpc.each()
             for rpc in others:
                 with contextlib.suppress(LedgerError):
-                    found = found or _receipt_from(rpc, pending, _PATIENCE / len(others))
+                    found = found or _receipt_from(rpc, pending, patience / len(others))
         return found
 
     def _count(self) -> int:
@@ -330,7 +335,7 @@ class Sender:
             used, head, _ = self._settle()
             here = self._outbox.entries.get(pending.nonce)
             waits = used <= pending.nonce
-            if here is None or (here.to, here.data) != (pending.to, pending.data):
+            if here is None or here.call != pending.call:
                 if self._receipt(pending) is None:
                     if waits:
                         raise LedgerError(
@@ -371,7 +376,7 @@ class Sender:
         if self._is_wanted(pending):
             for rpc in self._rpc.each():
                 with contextlib.suppress(LedgerError):
-                    rpc.call("eth_sendRawTransaction", pending.raw, patience=_PATIENCE)
+                    rpc.impatient().call("eth_sendRawTransaction", pending.raw)
 
     def _is_wanted(self, pending: Pending) -> bool | None:
         """Whether it still has a purpose; None where the chain node does not say. Whatever a block once had was wanted
@@ -381,6 +386,7 @@ class Sender:
         if time.time() > pending.expires and not pending.mined and pending.nonce not in self._awaited:
             return False
         call = {"from": self.account, "to": pending.to, "data": pending.data, "gas": hex(pending.gas)}
+        call["value"] = hex(pending.value)
         try:
             self._rpc.call("eth_call", call, "latest")
         except RpcError as error:
@@ -399,7 +405,7 @@ class Sender:
     def _cancel(self, pending: Pending) -> None:
         """A transfer of nothing takes its nonce, so that later ones are not stuck behind it."""
         head = self._rpc.head()
-        transfer = replace(pending, to=self.account, data="0x", gas=_TRANSFER, hashes=(), mined=False,
+        transfer = replace(pending, to=self.account, data="0x", value=0, gas=_TRANSFER, hashes=(), mined=False,
                            former=pending.former + pending.hashes)  # fmt: skip
         signed = self._sign(_with_price(transfer, self._next_price(head, pending)))
         self._outbox.keep(signed)
@@ -428,14 +434,14 @@ class Sender:
         """What the waiting transactions cost at most, in wei."""
         return sum(pending.cap for pending in self._waiting() if pending.nonce != without)
 
-    def _alike(self, to: str | None, data: str) -> list[Pending]:
-        return [entry for entry in self._outbox.entries.values() if (entry.to, entry.data) == (to, data)]
+    def _alike(self, to: str | None, data: str, value: int) -> list[Pending]:
+        return [entry for entry in self._outbox.entries.values() if entry.call == (to, data, value)]
 
-    def _same(self, to: str | None, data: str) -> Pending | None:
+    def _same(self, to: str | None, data: str, value: int) -> Pending | None:
         """The entry that asking for this call asks for again: one that waits, or of whose end nobody was told."""
         alike = (
             entry
-            for entry in self._alike(to, data)
+            for entry in self._alike(to, data, value)
             if (not entry.told if entry.nonce in self._mined else entry.mined or self._may_come(entry))
         )
         return max(alike, key=lambda entry: entry.nonce, default=None)
@@ -458,7 +464,7 @@ class Sender:
     def _newest(self, pending: Pending, patience: float) -> Pending:
         with self._turn(max(0.0, patience)):
             newest = self._outbox.entries.get(pending.nonce, pending)
-        return newest if (newest.to, newest.data) == (pending.to, pending.data) else pending
+        return newest if newest.call == pending.call else pending
 
     def _take_back(self, refused: Pending, former: Pending | None) -> None:
         """The chain node refused it: the nonce is again whose it was."""
@@ -509,6 +515,7 @@ class Sender:
 
     def _lacks(self, pending: Pending) -> str:
         balance, needed = self._rpc.number("eth_getBalance", self.account, "latest"), self._on_its_way() + pending.cap
+        needed += pending.value
         return f"account {self.account} has {eth(balance)} ETH, needs {eth(needed)} ETH: send it funds"
 
     def _submit(self, pending: Pending) -> str | None:
@@ -526,9 +533,9 @@ class Sender:
 
     def _sign(self, pending: Pending) -> Pending:
         """Adds a signed EIP-1559 transaction with these fields."""
-        fields = {"chainId": self._chain_id, "nonce": pending.nonce, "to": pending.to, "value": 0, "data": pending.data}
+        fields = {"chainId": self._chain_id, "nonce": pending.nonce, "to": pending.to, "data": pending.data}
         fees = {"gas": pending.gas, "maxFeePerGas": pending.max_fee, "maxPriorityFeePerGas": pending.tip}
-        signed = self._signer.sign_transaction(fields | fees)
+        signed = self._signer.sign_transaction(fields | fees | {"value": pending.value})
         raw, name = signed.raw_transaction.to_0x_hex(), signed.hash.to_0x_hex()
         return replace(pending, raw=raw, hashes=(*pending.hashes, name), expires=time.time() + _WANTED)
 
@@ -564,12 +571,12 @@ def _is_low(refusal: str) -> bool:
     return any(words in refusal for words in _LOW)
 
 
-def _following(former: Pending | None, nonce: int, to: str | None, data: str, gas: int) -> Pending:
+def _following(former: Pending | None, nonce: int, to: str | None, data: str, value: int, gas: int) -> Pending:
     """A call that is signed next with this nonce, in place of `former`: another version of it, if that is the same."""
-    new = Pending(nonce, to, data, gas, 0, 0, "", ())
+    new = Pending(nonce, to, data, gas, 0, 0, "", (), value=value)
     if former is None:
         return new
-    if (former.to, former.data) == (to, data):
+    if former.call == new.call:
         return replace(new, hashes=former.hashes, former=former.former)
     return replace(new, former=former.former + former.hashes)
 

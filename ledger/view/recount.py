@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from dlx.ledger.events import Convicted, Sealed
 from dlx.ledger.keys import SignatureError
-from dlx.ledger.typed import SignedVerdict, TypedError, Verdict, recover, split_conviction, split_entries
+from dlx.ledger.typed import SignedVerdict, Signs, TypedError, Verdict, recover, split_conviction, split_entries
 from dlx.ledger.view.run_view import RunView
+from dlx.ledger.view.seals import fraction, least
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ def verify_seal(before: RunView, sealed: Sealed) -> list[Problem]:
     """Everything wrong with a seal, given the run as it was right before it (`before` is not changed).
 
     Recounts its place and time, the chain of digests, the bounds of plan and steps, who made each record, every
-    signature and the votes. Statements, payloads and outcome are for those who have the blobs.
+    signature and the weights. Statements, payloads and outcome are for those who have the blobs.
     """
     if (place := _place(before, sealed)) is not None:
         return [Problem("order", sealed.round, sealed.stage, None, place)]
@@ -36,8 +37,8 @@ def verify_seal(before: RunView, sealed: Sealed) -> list[Problem]:
 def verify_conviction(before: RunView, convicted: Convicted) -> list[Problem]:
     """Everything wrong with a conviction, given the run as it was right before it, with all seals of the stage.
 
-    Recounts every signature, the findings and the votes; and looks for the contribution in the seal of its round, which
-    the contract cannot. Whether it was false is for those who replay it.
+    Recounts every signature, the findings and the weights; and looks for the contribution in the seal of its round,
+    which the contract cannot. Whether it was false is for those who replay it.
     """
     if convicted.stage >= before.config.stages:
         found = [("verdicts", "the run has no such stage")]
@@ -48,7 +49,8 @@ def verify_conviction(before: RunView, convicted: Convicted) -> list[Problem]:
 
 
 def _verdicts(before: RunView, convicted: Convicted) -> Iterator[tuple[str, str]]:
-    stage, account, signers = convicted.stage, convicted.account, set[str]()
+    stage, account = convicted.stage, convicted.account
+    signers, newest = set[str](), 0
     try:
         found = split_conviction(convicted.entries)
     except TypedError as error:
@@ -56,12 +58,15 @@ def _verdicts(before: RunView, convicted: Convicted) -> Iterator[tuple[str, str]
         return
     for entry in found:
         verdict = Verdict(before.run, stage, convicted.round, account, convicted.statement, entry.finding, entry.report)
-        if verdict.convicts:
-            with suppress(SignatureError):  # the contract passes over it
-                signers.add(SignedVerdict(verdict, entry.signature).signer(before.domain))
+        with suppress(SignatureError):  # the contract passes over it, and over those that do not ascend
+            signer = SignedVerdict(verdict, entry.signature).signer(before.domain)
+            if verdict.convicts and signer != account and int(signer, 16) > newest:
+                signers.add(signer)
+                newest = int(signer, 16)
     if not before.may_convict(stage, account, signers):
-        votes, needed = len(signers & {*before.jury(stage, account)}), before.convictions_needed(stage, account)
-        yield "verdicts", f"{votes} of the {needed} needed to convict {account}"
+        votes = before.verdict_votes(stage, account, signers)
+        needed = before.verdicts_needed(stage, account)
+        yield "verdicts", f"{votes} of the weight of {needed} needed to convict {account}"
 
 
 def _accused(before: RunView, convicted: Convicted) -> Iterator[tuple[str, str]]:
@@ -95,9 +100,9 @@ def _digest(before: RunView, sealed: Sealed) -> _Found:
 
 def _outcome(before: RunView, sealed: Sealed) -> _Found:
     outcome, max_steps = sealed.outcome, before.config.max_inner_steps
-    for name, steps in (("this round", outcome.inner_steps), ("the next plan", outcome.plan.inner_steps)):
-        if not 1 <= steps <= max_steps:
-            yield "plan", None, f"{name} has {steps} inner steps, where the run allows 1 to {max_steps}"
+    for name, fewest, steps in (("this round", 1, outcome.inner_steps), ("the next plan", 0, outcome.plan.inner_steps)):
+        if not fewest <= steps <= max_steps:
+            yield "plan", None, f"{name} has {steps} inner steps, where the run allows {fewest} to {max_steps}"
     changes = any(map(any, outcome.hashes))
     if changes and not sealed.records:
         yield "empty seal", outcome.weights, "a seal that counts nothing must change nothing"
@@ -113,7 +118,7 @@ def _records(sealed: Sealed) -> _Found:
 
 
 def _signatures(before: RunView, sealed: Sealed) -> _Found:
-    stage, made, signers = sealed.stage, set[int](), set[str]()
+    stage, makers, signers, founder, newest = sealed.stage, dict[int, str](), set[str](), False, 0
     records = {record.replica: record for record in sealed.records}
     try:
         found = split_entries(sealed.signatures)
@@ -122,7 +127,7 @@ def _signatures(before: RunView, sealed: Sealed) -> _Found:
         return
     for entry in found:
         record, digest = records.get(entry.replica), sealed.digest
-        if entry.of_record:
+        if entry.signs is Signs.RECORD:
             if record is None:
                 continue
             digest = record.digest(before.domain, before.run, sealed.round, stage)
@@ -130,21 +135,30 @@ def _signatures(before: RunView, sealed: Sealed) -> _Found:
             account = recover(digest, entry.signature)
         except SignatureError:
             continue  # the contract passes over it
-        if not entry.of_record:
+        if entry.signs is Signs.FOUNDER:
+            founder = founder or before.is_founder(account)
+            continue
+        if entry.signs is Signs.SEAL and before.member(account).holds:
             signers.add(account)
-        if before.admissible(account, stage, entry.replica):
-            made.add(entry.replica)
+        elif entry.signs is Signs.SEAL and before.member(account).stage == stage and int(account, 16) > newest:
+            signers.add(account)  # those without a slot ascend
+            newest = int(account, 16)
+        if record is not None and before.admissible(account, stage, entry.replica):
+            makers[entry.replica] = account
     for replica, record in records.items():
-        if replica not in made:
+        if replica not in makers:
             yield "record signature", record.statement, f"the maker of replica {replica}'s record did not sign it"
-    yield from _votes(before, sealed, signers)
+    yield from _weights(before, sealed, [*makers.values()], signers, founder)
 
 
-def _votes(before: RunView, sealed: Sealed, signers: set[str]) -> _Found:
-    stage, now = sealed.stage, sealed.at.time
-    votes, needed = before.votes(stage, signers), before.needed(stage, signers, now)
-    if votes < needed:
-        yield "quorum", None, f"{votes} of the {needed} votes needed"
-    opens_at = before.opens_at(stage, sealed.count, signers)
-    if now < opens_at:
-        yield "time", None, f"sealed {opens_at - now} s before a seal of {sealed.count} contributions may be"
+def _weights(before: RunView, sealed: Sealed, makers: list[str], signers: set[str], founder: bool) -> _Found:
+    now = sealed.at.time
+    open_for, config = now - before.round_opened_at, before.config
+    found = before.weigh(sealed.stage, makers, signers, now, founder)
+    needed = least(config, found.total, open_for)
+    if found.votes < needed:
+        yield "quorum", None, f"the signatures have a weight of {found.votes} of the {needed} needed"
+    enough = found.makers >= fraction(config, found.total)
+    opens = config.min_round_time if enough else config.round_timeout
+    if open_for < opens:
+        yield "time", None, f"sealed {opens - open_for} s before a seal of {sealed.count} contributions may be"

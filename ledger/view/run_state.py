@@ -12,12 +12,13 @@ from typing import Self
 
 from dlx.ground.errors import DlxError
 from dlx.ledger.abi import ZERO32, ascending
-from dlx.ledger.events import CheckpointPublished, Convicted, RunCreated, RunEvent
+from dlx.ledger.events import CheckpointPublished, Convicted, Evaluated, RunCreated, RunEvent
 from dlx.ledger.typed import Domain, RunConfig
-from dlx.ledger.view.counts import Stage
 from dlx.ledger.view.seal_log import SealLog
+from dlx.ledger.view.weights import NEVER, NO_ABSENT, Absent, Lanes
 
 NO_REPLICA = 255
+MAX_EMPTIES = 255  # that are counted
 
 
 class Asked(Enum):
@@ -60,16 +61,52 @@ class Member:
     holds: bool = False
     replica: int = 0  # the last one, where it holds none
     stage: int = 0  # likewise
+    lane: int = 0  # likewise
     asked: Asked = Asked.NO
     asked_at: int = 0  # 0: never
     asked_seal: int = 0  # how many non-empty seals the stage had then
-    joined_round: int = 0  # the stage's next round when it first took a slot there
-    joined_at: int = 0  # when that was; 0: never
-    took_at: int = 0  # when it last took a slot
+    mark: int = 0  # the stage's next round when it took its slot; while it holds none: the stage's non-empty seals then
+    took_at: int = 0  # when it took its slot
     since: int = 0  # how many non-empty seals its stage had when it came; while it holds no slot: those without it
     changed_round: int = 0  # 1 + the stage's next round when its slot last changed; 0: never
     former_replica: int = 0  # whose record of round changed_round - 1 it makes; NO_REPLICA: none
-    former_vote: bool = False  # what it had when it left in that round
+    left_at: int = 0  # while it holds no slot: since when
+    weight: int = 0  # and the weight that it had then
+
+
+@dataclass(frozen=True)
+class Stay:
+    """The lane that an account had, from one epoch of pay to another. `rest`: its pay of the last of them; that of
+    those before is with the lane."""
+
+    stage: int
+    lane: int
+    from_epoch: int
+    to_epoch: int
+    rest: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a run as its slots and seals have left it. Bitmaps have a bit for each replica, `held` for each
+    lane."""
+
+    head: bytes  # the digest of its newest seal; before the first one the hash of V[s,0]
+    lanes: Lanes
+    held: int = 0  # bitmap of the lanes that members have
+    seated: int = 0  # bitmap of the slots that are held
+    changed: int = 0  # bitmap of the slots whose first member since the newest seal lost it, or had another before
+    non_empty: int = 0  # seals that counted anything
+    empties: int = 0  # seals since the last of them, up to MAX_EMPTIES
+    epoch: int = 0  # that of its newest non-empty seal, whose pay the lanes have
+    epoch_seals: int = 0  # the non-empty ones of that epoch so far
+    absent: Absent = NO_ABSENT
+    ages_before: tuple[int, ...] = ()  # of the lanes, before the newest non-empty seal
+
+    @property
+    def settled(self) -> int:
+        """Bitmap of the slots whose members make their records in the next seal."""
+        return self.seated & ~self.changed
 
 
 @dataclass(frozen=True)
@@ -99,7 +136,6 @@ class RunState:
     round: int = 0  # the open one, or the next; after the last one the number of rounds
     round_opened_at: int = 0  # also after the last round
     draw: int = 0  # what the digests of all seals so far come to: chance that no sender of a transaction chooses
-    staffed: int = 0  # bitmap of the replicas that were ever complete
     stages: list[Stage] = field(default_factory=list)
     by_slot: dict[tuple[int, int], str] = field(default_factory=dict)
     accounts: dict[str, Member] = field(default_factory=dict)
@@ -109,8 +145,11 @@ class RunState:
     broke: dict[int, int] = field(default_factory=dict)  # replica -> the open round when it was last complete
     dealt: dict[int, int] = field(default_factory=dict)  # replica -> that when it was dealt, or complete after a break
     enlistments: dict[str, Enlisted] = field(default_factory=dict)
+    stays: dict[str, tuple[Stay, ...]] = field(default_factory=dict)  # those that ended, oldest first
     counted_in: dict[str, int] = field(default_factory=dict)  # account -> the last round that counts it
+    gave_back: dict[str, int] = field(default_factory=dict)  # account -> when it last left by itself
     checkpoints: tuple[CheckpointPublished, ...] = ()  # an account's newest of each round, oldest first
+    evaluations: dict[str, dict[int, Evaluated]] = field(default_factory=dict)  # account -> version -> its first word
     convictions: tuple[Convicted, ...] = ()  # the newest, oldest first
     due: tuple[RunEvent, ...] = ()  # what the transaction of the last event must have emitted next
 
@@ -139,6 +178,11 @@ class RunState:
     @property
     def creator(self) -> str:
         return self._known.creator
+
+    @property
+    def founders(self) -> tuple[str, ...]:
+        """Who holds the weight that no work has earned yet."""
+        return self._known.founders
 
     @property
     def config(self) -> RunConfig:
@@ -187,6 +231,10 @@ class RunState:
         """The hash of the outer momentum that goes with V[stage, version]; zero where there is none."""
         return self.sealed.hashes_after(stage, version - 1)[1] if version else ZERO32
 
+    def evaluation(self, account: str, version: int) -> Evaluated | None:
+        """What the account said first of a version; None also where that is long ago."""
+        return self.evaluations.get(account, {}).get(version)
+
     # ---- accounts ----------------------------------------------------------------------------------------------------
 
     def slot_of(self, account: str) -> tuple[int, int] | None:
@@ -197,6 +245,12 @@ class RunState:
     def joined_at(self, account: str) -> int:
         """When the account last took a slot, in Unix seconds of the block. Raises KeyError for one that never did."""
         return self.accounts[account].took_at
+
+    def answered_at(self, account: str) -> int:
+        """When the account was asked last, in Unix seconds of the block, if it has answered; 0 else. Raises KeyError
+        for one that never took a slot."""
+        member = self.accounts[account]
+        return member.asked_at if member.asked in (Asked.NO, Asked.WORK_ANSWERED) else 0
 
     def member_at(self, replica: int, stage: int) -> str | None:
         return self.by_slot.get((replica, stage))
@@ -250,3 +304,9 @@ class RunState:
 
     def member(self, account: str) -> Member:
         return self.accounts.get(account, NOBODY)
+
+    def age_at(self, replica: int, stage: int) -> int:
+        """How many non-empty seals in a row have not counted who holds the slot; weights.NEVER stands for more, and for
+        a slot of nobody."""
+        account = self.by_slot.get((replica, stage))
+        return NEVER if account is None else self.stages[stage].lanes.ages[self.accounts[account].lane]

@@ -14,6 +14,7 @@ from dlx.ledger.events import (
     CheckpointPublished,
     Convicted,
     Dealt,
+    Evaluated,
     Event,
     Evicted,
     Joined,
@@ -26,9 +27,9 @@ from dlx.ledger.events import (
     SiteSeated,
 )
 from dlx.ledger.typed import Domain
-from dlx.ledger.view import runs, seals, sites, verdicts
-from dlx.ledger.view.counts import Stage, replicas
+from dlx.ledger.view import bitmaps, pay, runs, seals, sites, verdicts, weights
 from dlx.ledger.view.run_state import (
+    MAX_EMPTIES,
     NO_REPLICA,
     UNKNOWN,
     Accusation,
@@ -37,11 +38,15 @@ from dlx.ledger.view.run_state import (
     Member,
     Return,
     RunState,
+    Stage,
+    Stay,
     ViewError,
 )
-from dlx.ledger.view.seal_log import ReadSeal, SealLog
+from dlx.ledger.view.seal_log import Paid, ReadSeal, SealLog
+from dlx.ledger.view.weights import Lanes
 
 MAX_CHECKPOINTS = 256  # that a view remembers: anybody may publish as many as it pays for
+MAX_EVALUATIONS = 1024  # of an account: so nobody can push out what others said
 MAX_CONVICTIONS = 256  # likewise: their entries are long
 
 
@@ -58,23 +63,27 @@ class RunView(RunState):
     free_slot = runs.free_slot
     is_free = runs.is_free
     may_move = runs.may_move
-    times_counted = runs.times_counted
-    counts_for_a_vote = runs.counts_for_a_vote
+    age_of = runs.age_of
     was_passed_over = runs.was_passed_over
     should_answer = runs.should_answer
     is_forfeit = runs.is_forfeit
-    is_stalled = runs.is_stalled
     may_accuse = runs.may_accuse
     may_evict = runs.may_evict
+    may_dismiss = runs.may_dismiss
     may_deal = runs.may_deal
     deal_of = runs.deal_of
 
-    voters = seals.voters
-    has_earned = seals.has_earned
-    quorum = seals.quorum
-    votes = seals.votes
+    is_founder = seals.is_founder
+    weight_of = seals.weight_of
+    vacuum = seals.vacuum
+    total = seals.total
+    seal_votes = seals.seal_votes
     needed = seals.needed
     opens_at = seals.opens_at
+    weigh = seals.weigh
+    may_seal = seals.may_seal
+    votes = seals.votes
+    voters = seals.voters
     may_vote = seals.may_vote
     maker = seals.maker
     admissible = seals.admissible
@@ -87,8 +96,13 @@ class RunView(RunState):
     site_at = sites.site_at
 
     jury = verdicts.jury
-    convictions_needed = verdicts.convictions_needed
+    verdict_votes = verdicts.verdict_votes
+    verdicts_needed = verdicts.verdicts_needed
     may_convict = verdicts.may_convict
+
+    seals_in = pay.seals_in
+    earned_in = pay.earned_in
+    earnings = pay.earnings
 
     def __init__(self, run: bytes, domain: Domain, keep: int | None = None, older: ReadSeal | None = None) -> None:
         super().__init__(run, domain, SealLog(keep, older))
@@ -100,7 +114,7 @@ class RunView(RunState):
 
     def complete_replicas(self) -> tuple[int, ...]:
         """The replicas with a member for every stage, ascending."""
-        return replicas(self.complete)
+        return bitmaps.members(self.complete)
 
     def apply(self, event: Event) -> None:
         """Takes the next event; those of other runs and of the registry change nothing. Raises ViewError."""
@@ -122,6 +136,7 @@ class RunView(RunState):
                 self._slot_site(event)
             case Left():
                 self._release(event.account, event.replica, event.stage, event.at.time)
+                self.gave_back[event.account] = event.at.time
             case Moved():
                 self._move(event)
             case Dealt():
@@ -142,6 +157,8 @@ class RunView(RunState):
                     checkpoint for checkpoint in self.checkpoints if (checkpoint.account, checkpoint.round) != mine
                 )
                 self.checkpoints = (*others, event)[-MAX_CHECKPOINTS:]
+            case Evaluated():
+                self._evaluate(event)
 
     def _create(self, event: RunCreated) -> None:
         if self.creation is not None or len(event.genesis) != event.config.stages:
@@ -150,8 +167,10 @@ class RunView(RunState):
             raise ViewError("the run was created with no weights for a stage")
         if problem := runs.config_problem(event.config):
             raise ViewError(f"the run was created with {problem}")
+        if problem := runs.founders_problem(event.founders):
+            raise ViewError(f"the run was created with {problem}")
         self.creation = event
-        self.stages = [Stage(weights) for weights in event.genesis]
+        self.stages = [Stage(head, Lanes.of(event.config.max_replicas)) for head in event.genesis]
 
     def _open(self, event: RunOpened, due: bool) -> None:
         if not due:
@@ -162,6 +181,13 @@ class RunView(RunState):
         """Round 0 opens with the transaction that completes enough replicas."""
         if not self.round_opened_at and self.complete.bit_count() >= self.config.min_replicas:
             self.due += (RunOpened(self.run, max(self.config.start_time, event.at.time), event.at),)
+
+    def _evaluate(self, event: Evaluated) -> None:
+        member, last = self.member(event.account), self.config.stages - 1
+        if not member.holds or member.stage != last or not 0 < event.version <= self.round or not event.count:
+            raise ViewError(f"{event.account} cannot have said the loss of version {event.version}")
+        said = {event.version: event} | self.evaluations.get(event.account, {})  # the first word stays
+        self.evaluations[event.account] = dict(sorted(said.items())[-MAX_EVALUATIONS:])
 
     # ---- slots -------------------------------------------------------------------------------------------------------
 
@@ -183,20 +209,32 @@ class RunView(RunState):
         returns = (
             reserved is not None and reserved.account == account and reserved.until >= now and own not in self.by_slot
         )
-        stays = before.joined_at != 0 and stage == before.stage  # then leaving and joining again wipes nothing
         slot = before.replica if returns and stage == before.stage else self.free_slot(stage, account, now)
         if replica != slot and not due:
             raise ViewError(f"{account} cannot have joined slot ({replica}, {stage}): the free one was {slot}")
         if stage != before.stage and self.changed_now(before):
             raise ViewError(f"{account} changed stage before its old one's next seal")
-        if not stays:
-            before = replace(
-                before, changed_round=0, asked=Asked.NO, joined_round=self.next_round(stage), joined_at=now
-            )
-            standing = self.standings.get(account, UNKNOWN)
+        standing, weight = self.standings.get(account, UNKNOWN), 0
+        if stage != before.stage or not standing.stages >> stage & 1:
+            before = replace(before, changed_round=0, asked=Asked.NO)
             self.standings[account] = replace(standing, stages=standing.stages | 1 << stage)
-        since = max(0, self.stages[stage].non_empty - before.since)
-        member = replace(before, holds=True, replica=replica, stage=stage, since=since, took_at=now)
+        else:  # leaving and joining again wipes nothing
+            weight = self._come_back(before, now)
+        at = self.stages[stage]
+        lane = bitmaps.lowest_free(at.held)
+        member = replace(
+            before,
+            holds=True,
+            replica=replica,
+            stage=stage,
+            lane=lane,
+            since=max(0, at.non_empty - before.since),
+            mark=self.next_round(stage),
+            took_at=now,
+            left_at=0,
+            weight=0,
+        )
+        self.stages[stage] = replace(at, lanes=at.lanes.set(lane, weight), held=at.held | 1 << lane)
         if account in self.enlistments:
             self.enlistments[account] = replace(self.enlistments[account], until=0)
         self.accounts[account] = member
@@ -205,22 +243,45 @@ class RunView(RunState):
         self._sit(account, replica, stage)
         self._expect_opening(event)
 
-    def _release(self, account: str, replica: int, stage: int, now: int) -> bool:
-        """Takes the account's slot; whether one of the last eight non-empty seals counted it."""
-        member, at = self._held_by(account, replica, stage), self.stages[stage]
-        counted = at.counts[replica] != 0
-        member, voted = self._noted(member), bool(at.voters(self.staffed) >> replica & 1)
+    def _release(self, account: str, replica: int, stage: int, now: int, loses: bool = False) -> bool:
+        """Takes the account's slot, and, if it `loses` it, its weight; whether one of the last eight non-empty seals
+        counted it."""
+        member, at = self._noted(self._held_by(account, replica, stage)), self.stages[stage]
+        counted = runs.was_counted_lately(self, member)
         unasked = member.asked in (Asked.NO, Asked.PRESENCE)
-        self.accounts[account] = replace(
+        self._keep_pay(account, member, at)
+        weight = at.lanes.weights[member.lane]
+        if weight and not loses:
+            pool = seals.absent_now(self, stage, now).joined_by(weight)
+            at = replace(at, absent=pool)
+        self.stages[stage] = replace(at, lanes=at.lanes.set(member.lane, 0), held=at.held & ~(1 << member.lane))
+        member = replace(
             member,
             holds=False,
             asked=Asked.NO if unasked else Asked.WORK_ANSWERED,
-            former_vote=member.former_vote or voted,
             since=0 if counted else at.non_empty - member.since,
         )
-        self.stages[stage] = at.counts_at(replica, 0)
+        kept = member if loses else replace(member, left_at=now, weight=weight, mark=at.non_empty)
+        self.accounts[account] = kept
         self._stand(replica, stage, now)
         return counted
+
+    def _come_back(self, member: Member, now: int) -> int:
+        """Takes the weight that the member left in its stage out of the pool of the absent: what seals have left of it.
+        The time that it was away cost it nothing, as nobody gained by it."""
+        if not member.weight:
+            return 0
+        seals_part, verdicts_part = seals.parts_of_pool(self, member, now)
+        pool = seals.absent_now(self, member.stage, now).without(seals_part, verdicts_part)
+        self.stages[member.stage] = replace(self.stages[member.stage], absent=pool)
+        return verdicts_part >> weights.FRACTION
+
+    def _keep_pay(self, account: str, member: Member, at: Stage) -> None:
+        """Writes down which pay is the account's, before somebody else gets its lane."""
+        since, rest = member.mark // weights.EPOCH_ROUNDS, at.lanes.pay[member.lane]
+        if rest or at.epoch > since:
+            stay = Stay(member.stage, member.lane, since, at.epoch, rest)
+            self.stays[account] = (*self.stays.get(account, ()), stay)
 
     def _move(self, event: Moved) -> None:
         account, stage = event.account, event.stage
@@ -230,9 +291,7 @@ class RunView(RunState):
             raise ViewError(f"{account} cannot have moved to ({event.to_replica}, {stage})")
         if event.to_replica >= event.from_replica:
             raise ViewError(f"{account} moved up")
-        byte = self.stages[stage].counts[event.from_replica]
         self.accounts[account] = replace(self._noted(member), replica=event.to_replica)
-        self.stages[stage] = self.stages[stage].counts_at(event.from_replica, 0).counts_at(event.to_replica, byte)
         self._stand(event.from_replica, stage, event.at.time)
         self._change(event.to_replica, stage)
         self._sit(account, event.to_replica, stage)
@@ -245,21 +304,19 @@ class RunView(RunState):
             if (stage, other) not in swaps[:1]:
                 raise ViewError(f"replica {replica} cannot have been dealt")
             self.due = tuple(Dealt(self.run, at, replica, to, event.at) for at, to in swaps[1:])
-        counts = self.stages[stage].counts
         slots = ((replica, other), (other, replica))
         held_by = [self.by_slot[slot, stage] for slot, _ in slots]
         members = [self._noted(self.accounts[account]) for account in held_by]
-        for account, member, (slot, to) in zip(held_by, members, slots, strict=True):
+        for account, member, (_, to) in zip(held_by, members, slots, strict=True):
             self.accounts[account] = replace(member, replica=to)
             self.by_slot[to, stage] = account
-            self.stages[stage] = self.stages[stage].counts_at(to, counts[slot])
             self._change(to, stage)
             self.dealt[to] = self.round
 
     def _sit(self, account: str, replica: int, stage: int) -> None:
         self.by_slot[replica, stage] = account
-        self.stages[stage] = self.stages[stage].held_at(replica, True)
-        self.staffed |= self.complete & 1 << replica
+        at = self.stages[stage]
+        self.stages[stage] = replace(at, seated=at.seated | 1 << replica)
         if self.complete >> replica & 1 and self.round > self.broke.get(replica, 0) + 1:
             self.dealt[replica] = self.round  # who leaves and comes back does not put off that the replica is dealt
 
@@ -267,7 +324,8 @@ class RunView(RunState):
         if self.complete >> replica & 1:
             self.broke[replica] = self.round
         del self.by_slot[replica, stage]
-        self.stages[stage] = self.stages[stage].held_at(replica, False)
+        at = self.stages[stage]
+        self.stages[stage] = replace(at, seated=at.seated & ~(1 << replica))
         self._change(replica, stage)
         self.vacated[replica, stage] = now
         self.returns.pop((replica, stage), None)
@@ -275,7 +333,8 @@ class RunView(RunState):
     def _change(self, replica: int, stage: int) -> None:
         """Whoever holds the slot from now on does not make its record in the stage's next seal."""
         if self.round_opened_at:
-            self.stages[stage] = self.stages[stage].changed_at(replica)
+            at = self.stages[stage]
+            self.stages[stage] = replace(at, changed=at.changed | 1 << replica)
 
     def _noted(self, member: Member) -> Member:
         """The member with whose record it makes in its stage's next seal, before its slot changes."""
@@ -286,7 +345,6 @@ class RunView(RunState):
             member,
             changed_round=self.next_round(member.stage) + 1,
             former_replica=member.replica if makes else NO_REPLICA,
-            former_vote=False,
         )
 
     def _held_by(self, account: str, replica: int, stage: int) -> Member:
@@ -298,7 +356,7 @@ class RunView(RunState):
 
     def _accuse(self, event: Accused) -> None:
         now = event.at.time
-        if not self.may_accuse(event.by, event.account, now) or event.forfeit != self.is_forfeit(event.account, now):
+        if not self.may_accuse(event.by, event.account, now) or event.forfeit != self.is_forfeit(event.account):
             raise ViewError(f"{event.by} cannot have accused {event.account}")
         member = self.accounts[event.account]
         asked = Asked.WORK if event.forfeit else Asked.PRESENCE
@@ -314,15 +372,20 @@ class RunView(RunState):
         self.accounts[event.account] = replace(member, asked=asked)
 
     def _evict(self, event: Evicted) -> None:
-        if not self.may_evict(event.account, event.at.time):
-            raise ViewError(f"{event.account} cannot have been evicted")
-        counted = self._release(event.account, event.replica, event.stage, event.at.time)
-        self.accounts[event.account] = replace(self.accounts[event.account], asked=Asked.NO)
-        until = event.at.time + self.config.eviction_time if counted else 0
-        if event.return_until != until:
-            raise ViewError(f"{event.account} may return until {until}, not {event.return_until}")
-        if counted:
-            self.returns[event.replica, event.stage] = Return(event.account, until)
+        account, now = event.account, event.at.time
+        silent = self.may_evict(account, now)
+        dismissed = event.return_until == 0 and any(
+            self.may_dismiss(founder, account, now) for founder in self.founders
+        )
+        if not silent and not dismissed:
+            raise ViewError(f"{account} cannot have been evicted")
+        counted = self._release(account, event.replica, event.stage, now)
+        self.accounts[account] = replace(self.accounts[account], asked=Asked.NO)
+        until = now + self.config.eviction_time if counted else 0
+        if event.return_until != until and not dismissed:
+            raise ViewError(f"{account} may return until {until}, not {event.return_until}")
+        if event.return_until:
+            self.returns[event.replica, event.stage] = Return(account, until)
 
     def _convict(self, event: Convicted) -> None:
         account, standing = event.account, self.standings.get(event.account, UNKNOWN)
@@ -330,8 +393,12 @@ class RunView(RunState):
             raise ViewError(f"{account} cannot have been convicted in stage {event.stage}")
         self.standings[account] = replace(standing, convicted=True)
         self.convictions = (*self.convictions, event)[-MAX_CONVICTIONS:]
-        if (slot := self.slot_of(account)) is not None:
-            self._release(account, *slot, event.at.time)
+        member = self.accounts[account]
+        if member.holds:
+            self._release(account, member.replica, member.stage, event.at.time, loses=True)
+        else:
+            self._come_back(member, event.at.time)
+            self.accounts[account] = replace(member, weight=0)
 
     # ---- seals -------------------------------------------------------------------------------------------------------
 
@@ -339,34 +406,57 @@ class RunView(RunState):
         stage, round = event.stage, event.round
         if stage >= self.config.stages or not round == self.open_round == self.next_round(stage):
             raise ViewError(f"round {round} of stage {stage} was sealed out of order")
-        if event.at.time < self.opens_at(stage, event.count):
-            raise ViewError(f"round {round} of stage {stage} was sealed too early")
         outcome, max_steps = event.outcome, self.config.max_inner_steps
-        steps = [outcome.inner_steps, outcome.plan.inner_steps, *(record.inner_steps for record in event.records)]
-        if min(steps) < 1 or max(steps[:2]) > max_steps or max(steps[2:], default=0) > outcome.inner_steps:
+        done = [outcome.inner_steps, *(record.inner_steps for record in event.records)]
+        planned = max(outcome.inner_steps, outcome.plan.inner_steps)
+        if min(done) < 1 or planned > max_steps or max(done) > outcome.inner_steps:
             raise ViewError(f"round {round} of stage {stage} has inner steps out of range")
         if not event.records and any(map(any, outcome.hashes)):
             raise ViewError(f"round {round} of stage {stage} counts nothing and changes something")
-        accounts, counted = self._makers(event)
-        self.sealed.append(replace(event, accounts=accounts), self.genesis[stage])
+        accounts, now = self._makers(event), event.at.time
+        if now < self.opens_at(stage, accounts, now, event.has_founder):
+            raise ViewError(f"round {round} of stage {stage} was sealed too early")
+        at, paid = replace(self.stages[stage], head=event.digest, changed=0), None
+        if event.records:
+            at, paid = self._count(at, event, accounts)
+        else:
+            at = replace(at, empties=min(MAX_EMPTIES, at.empties + 1))
+        self.stages[stage] = at
+        self.sealed.append(replace(event, accounts=accounts), self.genesis[stage], paid)
         for account in accounts:
             self.counted_in[account] = round
-        self.stages[stage] = self.stages[stage].sealed(event.digest, counted, not event.records, event.at.time)
         self.draw ^= int.from_bytes(event.digest[-7:], "big")
         if all(self.next_round(each) > round for each in range(self.config.stages)):
-            self.round, self.round_opened_at = round + 1, event.at.time
+            self.round, self.round_opened_at = round + 1, now
 
-    def _makers(self, event: Sealed) -> tuple[tuple[str, ...], int]:
-        """Who made each record, and the bitmap of the slots that it counts for. Raises ViewError where a maker cannot
-        be."""
-        found, counted = [], 0
+    def _makers(self, event: Sealed) -> tuple[str, ...]:
+        """Who made each record. Raises ViewError where a maker cannot be."""
+        found, settled, by_slot = [], self.stages[event.stage].settled, self.by_slot
         for record in event.records:
-            maker = self.maker(record.replica, event.stage)
+            replica, stage = record.replica, event.stage
+            maker = by_slot[replica, stage] if settled >> replica & 1 else self.maker(replica, stage)
             if maker is None:
-                raise ViewError(
-                    f"round {event.round} of stage {event.stage} counts replica {record.replica}: of nobody"
-                )
+                raise ViewError(f"round {event.round} of stage {stage} counts replica {replica}: of nobody")
             found.append(maker)
-            member = self.accounts[maker]
-            counted |= 1 << member.replica if member.holds else 0
-        return tuple(found), counted
+        return tuple(found)
+
+    def _count(self, at: Stage, event: Sealed, makers: tuple[str, ...]) -> tuple[Stage, Paid | None]:
+        """The stage after a seal that counts these makers' records, and the pay of the epoch that is over by it."""
+        epoch, paid = event.round // weights.EPOCH_ROUNDS, None
+        if epoch != at.epoch:
+            paid = Paid(at.epoch, at.epoch_seals, at.lanes.pay) if at.epoch_seals else None
+            at = replace(at, lanes=at.lanes.unpaid(), epoch=epoch, epoch_seals=0)
+        horizon = self.config.horizon
+        shares = weights.shares([record.inner_steps for record in event.records], at.non_empty, horizon)
+        members = [self.accounts[maker] for maker in makers]
+        gains = zip(members, shares, strict=True)
+        credits = {member.lane: share for member, share in gains if member.holds and member.stage == event.stage}
+        at = replace(
+            at,
+            lanes=at.lanes.sealed(at.non_empty, horizon, credits),
+            ages_before=at.lanes.ages,
+            non_empty=at.non_empty + 1,
+            empties=0,
+            epoch_seals=at.epoch_seals + 1,
+        )
+        return at, paid

@@ -1,33 +1,35 @@
-"""Configs, slots, silence and deals: what the contract takes as a config, and who may take a slot, ask, answer, evict
-and deal. As Runs.sol.
+"""Configs, slots, silence and deals: what the contract takes as a config, and who may take a slot, ask, answer, evict,
+dismiss and deal. As Runs.sol and Membership.sol.
 
 `now` is the time of the block that a transaction would be in.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from eth_hash.auto import keccak
 
 from dlx.ledger.abi import ZERO32, word
 from dlx.ledger.typed import MAX_REPLICAS, RunConfig
-from dlx.ledger.view.counts import YOUNG, replicas
+from dlx.ledger.view import bitmaps, seals
 from dlx.ledger.view.run_state import Accusation, Asked, Member, RunState
+from dlx.ledger.view.weights import NEVER
 
 IDLE_SEALS = 8  # non-empty seals without a count after which a slot is forfeit
 GRACE_SEALS = 16  # more of them until a forfeit slot whose member answered is lost
-STALLED_TIMEOUTS = 32  # round timeouts without a non-empty seal after which a stage's slots are forfeit and lost,
-LATE_TIMEOUTS = 8  # if its round has been open for so many,
-BARREN_SEALS = 8  # or so many of its seals in a row were empty
+STALLED_TIMEOUTS = 32  # round timeouts that a round is open until anybody may ask who is still there
 UNCOUNTED_ROUNDS = 3  # after which a replica may be dealt and a member be asked
 
 # The bounds of a config, under which no sum of a reader overflows.
-MAX_STAGES = 64
-_MAX_ROUNDS = 10_000_000
+MAX_STAGES, MAX_FOUNDERS = 64, 8
+MIN_HORIZON, MAX_HORIZON = 8, 1024
+MAX_LANE_SEALS = 16384  # horizon times replicas: then equal members gain four units of weight in each seal
+_MAX_ROUNDS = 1_000_000
 _MAX_TIME = 30 * 86400  # seconds
 _MAX_INNER_STEPS = 100_000
 _MAX_START_TIME = (1 << 36) - 1
 _MAX_TOKENS_PER_STEP = (1 << 40) - 1
 _MAX_TOKENS = (1 << 63) - 1  # that a whole run can count: what SQLite adds up
+_MAX_BOND = (1 << 96) - 1  # wei
 
 
 def config_problem(config: RunConfig) -> str | None:
@@ -44,19 +46,32 @@ def _config_problems(config: RunConfig) -> Iterator[str]:
         ("max_replicas", 1, MAX_REPLICAS),
         ("min_replicas", 1, config.max_replicas),
         ("quorum_numerator", config.quorum_denominator // 2 + 1, config.quorum_denominator),
+        ("horizon", MIN_HORIZON, MAX_HORIZON),
         ("round_timeout", 1, _MAX_TIME),
         ("min_round_time", 1, config.round_timeout),
         ("eviction_time", 1, _MAX_TIME),
         ("max_inner_steps", 1, _MAX_INNER_STEPS),
         ("start_time", 0, _MAX_START_TIME),
         ("tokens_per_step", 1, _MAX_TOKENS_PER_STEP),
+        ("bond", 0, _MAX_BOND),
     ):
         value = getattr(config, field)
         if not lowest <= value <= highest:
             yield f"{field}: expected {lowest} to {highest}, got {value}"
+    if config.horizon & (config.horizon - 1):
+        yield f"horizon: expected a power of two, got {config.horizon}"
+    if config.horizon * config.max_replicas > MAX_LANE_SEALS:
+        yield f"horizon: expected {MAX_LANE_SEALS // config.max_replicas} at most with so many replicas"
     tokens = config.rounds * config.max_replicas * config.max_inner_steps * config.tokens_per_step
     if tokens > _MAX_TOKENS:
         yield f"tokens_per_step: the whole run could count {tokens} tokens, of which a run can have {_MAX_TOKENS}"
+
+
+def founders_problem(founders: Sequence[str]) -> str | None:
+    """Why the contract creates no run with these founders; None where it does."""
+    if not 1 <= len(founders) <= MAX_FOUNDERS:
+        return f"founders: expected 1 to {MAX_FOUNDERS}, got {len(founders)}"
+    return "founders: expected accounts, got zeros" if any(not int(one, 16) for one in founders) else None
 
 
 def free_slot(state: RunState, stage: int, account: str, now: int) -> int | None:
@@ -83,47 +98,35 @@ def may_move(state: RunState, account: str, now: int) -> bool:
     return free is not None and free < slot[0]
 
 
-def times_counted(state: RunState, account: str) -> int:
-    """How many of its stage's last eight non-empty seals counted the member. Raises KeyError for an account without
-    a slot."""
+def age_of(state: RunState, account: str) -> int:
+    """How many non-empty seals of its stage in a row have not counted the member; 15 stands for more. Raises KeyError
+    for an account without a slot."""
     slot = state.slot_of(account)
     if slot is None:
         raise KeyError(account)
-    replica, stage = slot
-    return state.stages[stage].counts[replica].bit_count()
-
-
-def counts_for_a_vote(state: RunState, stage: int) -> int:
-    """How many of these it takes to vote, where any vote was earned."""
-    at = state.stages[stage]
-    return 2 if at.non_empty >= YOUNG and at.counted(2) else 1
+    return state.age_at(*slot)
 
 
 def was_passed_over(state: RunState, replica: int, seals: int, round: int) -> bool:
-    """Whether as many non-empty seals in a row of any stage (at most seven), the newest before the round, have not
-    counted who holds its slot. The round is open, or later."""
+    """Whether as many non-empty seals in a row of any stage (at most 15), the newest before the round, have not counted
+    who holds its slot. The round is open, or later."""
     for stage, at in enumerate(state.stages):
-        skipped = int(state.next_round(stage) > round and not at.empties)
-        recent = at.counts[replica] >> skipped & (1 << seals) - 1
-        if at.non_empty >= seals + skipped and not recent:
+        account = state.by_slot.get((replica, stage))
+        is_sealed = state.next_round(stage) > round and not at.empties  # then by the newest that is not empty
+        ages = at.ages_before if is_sealed else at.lanes.ages
+        age = NEVER if account is None else ages[state.accounts[account].lane]
+        if age >= seals and at.non_empty >= seals + is_sealed:
             return True
     return False
 
 
-def is_forfeit(state: RunState, account: str, now: int) -> bool:
+def is_forfeit(state: RunState, account: str) -> bool:
     """Whether only work can keep the account's slot."""
     member = state.member(account)
     if not member.holds:
         return False
     at = state.stages[member.stage]
-    idle = not at.counts[member.replica] and at.non_empty >= member.since + IDLE_SEALS
-    return idle or _stalled(state, member, now)
-
-
-def is_stalled(state: RunState, account: str, now: int) -> bool:
-    """Whether the account's stage has had no non-empty seal for long while it held a slot, and by its own fault:
-    then even its answers do not keep it the slot."""
-    return state.member(account).holds and _stalled(state, state.member(account), now)
+    return at.lanes.ages[member.lane] >= IDLE_SEALS and at.non_empty >= member.since + IDLE_SEALS
 
 
 def may_accuse(state: RunState, by: str, account: str, now: int) -> bool:
@@ -131,17 +134,17 @@ def may_accuse(state: RunState, by: str, account: str, now: int) -> bool:
     member = state.member(account)
     if not member.holds or not state.is_open:
         return False
-    forfeit = is_forfeit(state, account, now)
+    forfeit = is_forfeit(state, account)
     waiting = member.asked is not Asked.NO and not counted_since_asked(state, member)
     if waiting and (member.asked is not Asked.WORK_ANSWERED or forfeit):
         return False
     timeout = state.config.round_timeout
     if member.asked_at and now <= member.asked_at + timeout:
         return False
-    if forfeit:
+    if forfeit or now > state.round_opened_at + STALLED_TIMEOUTS * timeout:
         return True
-    idle = state.stages[member.stage].idle_rounds(member.replica) >= UNCOUNTED_ROUNDS
-    uncounted = idle and state.next_round(member.stage) >= member.joined_round + UNCOUNTED_ROUNDS
+    idle = _idle_rounds(state, member.replica, member.stage) >= UNCOUNTED_ROUNDS
+    uncounted = idle and state.next_round(member.stage) >= member.mark + UNCOUNTED_ROUNDS
     return state.member(by).holds and (uncounted or now > state.round_opened_at + timeout)
 
 
@@ -150,11 +153,18 @@ def may_evict(state: RunState, account: str, now: int) -> bool:
     member = state.member(account)
     if not member.holds or member.asked is Asked.NO or counted_since_asked(state, member):
         return False
-    at = state.stages[member.stage]
-    lost = at.non_empty >= member.asked_seal + GRACE_SEALS or _stalled(state, member, now)
+    lost = state.stages[member.stage].non_empty >= member.asked_seal + GRACE_SEALS
     if member.asked is Asked.WORK_ANSWERED and not lost:
         return False
     return now >= member.asked_at + state.config.eviction_time
+
+
+def may_dismiss(state: RunState, by: str, account: str, now: int) -> bool:
+    """Whether a founder may free the account's slot: two thirds of its stage's weight are the founders'."""
+    member = state.member(account)
+    if not member.holds or by not in state.founders:
+        return False
+    return 3 * seals.vacuum(state, member.stage, now) >= 2 * seals.total(state, member.stage, now)
 
 
 def may_deal(state: RunState, replica: int) -> bool:
@@ -192,32 +202,30 @@ def is_dealable(state: RunState, replica: int) -> bool:
     if not state.is_open or not state.complete >> replica & 1:
         return False
     settled = state.round >= state.dealt.get(replica, 0) + UNCOUNTED_ROUNDS
-    return settled and any(stage.idle_rounds(replica) >= UNCOUNTED_ROUNDS for stage in state.stages)
+    return settled and any(
+        _idle_rounds(state, replica, stage) >= UNCOUNTED_ROUNDS for stage in range(state.config.stages)
+    )
 
 
 def _drawn(state: RunState, replica: int, stage: int) -> int:
     """The replica with whose member of the stage that of `replica` changes places."""
-    seated = replicas(state.stages[stage].seated)
+    seated = bitmaps.members(state.stages[stage].seated)
     digest = keccak(b"".join(map(word, (state.draw, state.round, replica, stage))))
     return seated[int.from_bytes(digest, "big") % len(seated)]
 
 
 def counted_since_asked(state: RunState, member: Member) -> bool:
+    """Whether a seal since the last question counted the member, as far as its lane tells."""
     at = state.stages[member.stage]
-    counted = at.counts[member.replica] != 0
-    return counted and at.idle_seals(member.replica) < at.non_empty - member.asked_seal
+    age = at.lanes.ages[member.lane]
+    return age < NEVER and age < at.non_empty - member.asked_seal
 
 
-def _stalled(state: RunState, member: Member, now: int) -> bool:
-    at, timeout = state.stages[member.stage], state.config.round_timeout
-    if now <= max(at.worked_at, state.started_at, member.joined_at) + STALLED_TIMEOUTS * timeout:
-        return False
-    owes = state.next_round(member.stage) == state.round
-    return at.empties >= BARREN_SEALS or (owes and now > state.round_opened_at + LATE_TIMEOUTS * timeout)
+def was_counted_lately(state: RunState, member: Member) -> bool:
+    """Whether one of its stage's last eight non-empty seals counted the member."""
+    return state.stages[member.stage].lanes.ages[member.lane] < IDLE_SEALS
 
 
-def quorum_of(config: RunConfig, votes: int) -> int:
-    """The run's fraction of so many votes, but of no fewer than its smallest number of replicas; rounded up. A
-    majority at least."""
-    votes = max(votes, config.min_replicas)
-    return -(-votes * config.quorum_numerator // config.quorum_denominator)
+def _idle_rounds(state: RunState, replica: int, stage: int) -> int:
+    """How many rounds of the stage in a row have not counted the slot, empty ones since the last of them included."""
+    return state.age_at(replica, stage) + state.stages[stage].empties

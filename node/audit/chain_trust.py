@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.errors import LedgerError
+from dlx.ledger.errors import Contradiction, LedgerError
 from dlx.ledger.proof.history import History, Pin, Proven
 from dlx.ledger.rpc.failover import LAG
 from dlx.ledger.rpc.headers import Header
@@ -16,7 +17,6 @@ from dlx.node.audit.report import Report
 LEVEL = 1
 
 _OLD = 3600.0  # seconds
-_PATIENCE = 5.0
 
 
 def name_source(report: Report, client: LedgerClient, history: History) -> None:
@@ -44,13 +44,56 @@ def check_chain_nodes(report: Report, client: LedgerClient, history: History, co
         detail = f"{what}: the chain node may show an old head; --head names one that you trust"
         report.add(LEVEL, "head", "WARN", detail, hash=history.head.hash)
     report.cannot_establish(
-        "that the blocks have just these events: only --head proves that, one chain node was believed"
+        "that the blocks have just these events, and which work was drawn: only --head proves that, one chain node was "
+        "believed"
     )
     each = client.rpc.each()
     if len(each) == 1:
         report.cannot_establish("that other chain nodes show the same chain: name them with --rpc-url, or pin --head")
     else:
         _compare(report, each, LAG if confirmations is None else confirmations)
+
+
+def drawing_hashes(report: Report, client: LedgerClient, history: History) -> Callable[[int], bytes | None]:
+    """The hash of a block that draws, by its number; None for one that is still to come. Where several chain nodes are
+    named, it is what all of them say: which work is drawn follows from it, and the first of them could choose it.
+
+    Asked for a block, it raises Contradiction where they disagree, and warns of those that do not say.
+    """
+    each = client.rpc.each()
+    if isinstance(history, Proven) or len(each) == 1:
+        return history.block_hash
+    silent = set[str]()
+
+    def agreed(number: int) -> bytes | None:
+        if (told := history.block_hash(number)) is None:
+            return None
+        for rpc in each:
+            if rpc.name in silent:
+                continue
+            if (header := _header(report, rpc, number)) is None:
+                silent.add(rpc.name)
+            elif header.hash != told:
+                raise Contradiction(_disagreement(number, {"the chain node asked first": told, rpc.name: header.hash}))
+        return told
+
+    return agreed
+
+
+def agreed_hash(each: Sequence[RpcClient], number: int) -> bytes | None:
+    """The hash that all of these chain nodes give of a block; None while one of them has no such block.
+
+    Raises Contradiction where they disagree, LedgerUnavailable where one is silent.
+    """
+    found = {rpc.name: header.hash for rpc in each if (header := rpc.impatient().header(number)) is not None}
+    if len(set(found.values())) > 1:
+        raise Contradiction(_disagreement(number, found))
+    return next(iter(found.values())) if len(found) == len(each) else None
+
+
+def _disagreement(number: int, found: Mapping[str, bytes]) -> str:
+    said = ", ".join(f"0x{digest.hex()} by {name}" for name, digest in found.items())
+    return f"block {number}, which draws work, is {said}: nothing that follows from it is believed"
 
 
 def _compare(report: Report, each: tuple[RpcClient, ...], confirmations: int) -> None:
@@ -74,7 +117,7 @@ def _compare(report: Report, each: tuple[RpcClient, ...], confirmations: int) ->
 def _header(report: Report, rpc: RpcClient, block: int | str) -> Header | None:
     """None, and a warning, where the chain node gives none."""
     try:
-        header = rpc.with_patience(_PATIENCE).header(block)
+        header = rpc.impatient().header(block)
         if header is not None:
             return header
         reason = f"the chain node at {rpc.name} has no block {block}"

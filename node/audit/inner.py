@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import secrets
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from msgspec.structs import replace
+
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.inner_inputs import FalseStatement, InnerInputs, MissingInputs, Undecidable
 from dlx.node.audit.outer_replay import Replay, ReplayError
+from dlx.node.audit.replay_choice import ReplayChoice
 from dlx.node.audit.report import Report, Training, Verdict
-from dlx.node.audit.request import ReplayChoice
 from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source
 from dlx.node.home.formatting import bar
 from dlx.node.round.challenges import turns
@@ -24,6 +29,7 @@ from dlx.training.data import shards
 from dlx.training.models.placement import Placement
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.strict import ManifestError
+from dlx.training.slot.directions import Directions
 from dlx.training.slot.segments import segment_steps, segments_in
 
 LEVEL = 3
@@ -34,12 +40,12 @@ BlockHash = Callable[[int], bytes | None]
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay of one contribution came to. `finding` is None where nothing can be said: `reasons` say why."""
+    """What a replay of one drawn segment came to. `finding` is None where nothing can be said: `reasons` say why."""
 
     finding: Finding | None
     reasons: tuple[str, ...] = ()
     outcome: Outcome | None = None
-    disputed: bool = False
+    direction: tuple[str, ...] = ()  # what of its account's deviations so far adds up
 
     def verdict(self, convicted: bool = False) -> Verdict:
         """`convicted`: the members convicted its maker of withholding it."""
@@ -51,11 +57,14 @@ class Replayed:
             case Finding.WITHHELD:
                 return "FAIL" if convicted else "WARN"
             case Finding.HONEST:
-                return "WARN" if self.disputed else "PASS"
+                return "PASS"
 
 
 class Replayer:
-    """Replays drawn contributions of a run with blobs from anywhere; working copies lie in `blobs.work`.
+    """Replays drawn segments of a run with blobs from anywhere.
+
+    Working copies lie in `blobs.work` until another round's turn: what drawn segments have in common is fetched once.
+    They are no more than the drawn segments of one round take.
 
     Raises BlobMissing where the list of the run's data is gone, DataError where it is none.
     """
@@ -66,10 +75,14 @@ class Replayer:
         path = blobs.get(bytes.fromhex(named.sha256), min(named.size, shards.MAX_MANIFEST_BYTES))
         self._data, self._deals = shards.parse_data_manifest(path.read_bytes()), Deals.of(manifest)
         self._permanent = {entry.name for entry in blobs.work.iterdir()}
+        self._round: int | None = None  # whose working copies are there
+        self._key = secrets.token_bytes(32)
+        self.directions: dict[tuple[str, int], Directions] = defaultdict(Directions)  # by account and stage
 
     def check(self, view: RunView, drawn: Drawn) -> Replayed:
         """`view` has the seals of the round, and of those that plan it."""
         inner = InnerInputs(self._manifest, view, self._deals)
+        self._begin(drawn.round)
         self._blobs.get(view.config.manifest, MAX_BYTES)
         try:
             return self._check(inner, drawn)
@@ -79,7 +92,11 @@ class Replayer:
             return Replayed(None, (str(error),))
         except FalseStatement as error:
             return Replayed(Finding.FALSE, (str(error),))
-        finally:
+
+    def _begin(self, round: int) -> None:
+        """Without the working copies of another round."""
+        if round != self._round:
+            self._round = round
             for entry in self._blobs.work.iterdir():
                 if entry.name not in self._permanent:
                     entry.unlink()
@@ -87,32 +104,40 @@ class Replayer:
     def _check(self, inner: InnerInputs, drawn: Drawn) -> Replayed:
         from dlx.node.trainer.checking import carry_out  # torch
 
-        work = inner.work(drawn, self._get, self._blobs.work, self._placement)
+        work = replace(inner.work(drawn, self._get, self._blobs.work, self._placement), key=self._key)
         limit = inner.largest_file(drawn.stage)
         for name in work.sent():
             try:
                 self._get(name, limit)
             except MissingInputs:  # its neighbour's to serve: then that is not compared
                 continue
-        for shard in inner.shards(work, self._data):
+        read = {one.sha256: one.size for one in inner.shards(work, self._data)}
+        read |= {one.sha256: one.size for one in self._manifest.base[drawn.stage : drawn.stage + 1]}
+        for digest, size in read.items():
             try:
-                self._blobs.get(bytes.fromhex(shard.sha256), shard.size)
+                self._blobs.get(bytes.fromhex(digest), size)
             except BlobMissing as error:
-                raise Undecidable(f"a shard of its data is gone: {error.reason}") from None
+                raise Undecidable(f"a part of its data or its base is gone: {error.reason}") from None
         for _ in range(_PASSES):
             outcome = carry_out(work)
             if outcome.refusal:
                 raise Undecidable(outcome.refusal)
             if not outcome.missing:
                 finding = Finding.FALSE if outcome.reasons else Finding.HONEST
-                disputed = outcome.disputed or inner.disputed(drawn, self._get)
-                return Replayed(finding, outcome.reasons, outcome, disputed)
+                return Replayed(finding, outcome.reasons, outcome, self._direction(drawn, outcome))
             for name in outcome.missing:
                 if name == work.base_weights:
                     self._rebuild(inner, drawn)
                 else:
                     self._get(name, limit)
         raise Undecidable("it asks for more and more")
+
+    def _direction(self, drawn: Drawn, outcome: Outcome) -> tuple[str, ...]:
+        """With this one, unless it is false by itself."""
+        directions = self.directions[drawn.account, drawn.stage]
+        if not outcome.reasons:
+            directions.add(outcome.sketches)
+        return directions.faults()
 
     def _get(self, name: bytes, limit: int) -> Path:
         try:
@@ -141,7 +166,7 @@ def audit_inner(
     """Add the checks of level 3, and fill the report's numbers. `verdicts`: the members', as far as they are to be had;
     their signatures were verified."""
     training = report.training
-    training.chosen = 0
+    training.chosen, training.required = 0, choice.required
     blobs = Blobs(sources, work)
     try:
         manifest = parse(blobs.get(view.config.manifest, MAX_BYTES).read_bytes())
@@ -152,23 +177,30 @@ def audit_inner(
     rounds = drawable(view, manifest.audit.window) if choice.rounds is None else choice.rounds
     found = _drawn(report, view, manifest, block_hash, rounds, asked=choice.rounds is not None)
     chosen = _chosen(found, choice)
-    reported = _by_statement(verdicts)
+    reported: dict[bytes, list[ReportedVerdict]] = {}
+    for verdict in verdicts:
+        reported.setdefault(verdict.report.statement, []).append(verdict)
     training.drawn = len({_place(drawn) for drawn in found})
     training.chosen = len({_place(drawn) for drawn in chosen})
-    training.total, training.segments = _counted(view, segment_steps(manifest))
+    training.replica_rounds, training.segments = _counted(view, segment_steps(manifest))
     if not chosen:
         what = "was chosen of what was drawn" if found else f"was drawn of {_named(rounds)}"
         report.add(LEVEL, "training", "SKIP", f"nothing {what}")
         report.cannot_establish(f"anything about the training: nothing {what}")
-    findings: dict[tuple[int, int], list[tuple[Drawn, Replayed]]] = {}
+    findings: dict[tuple[int, int, int], list[Replayed]] = {}
     for number, drawn in enumerate(chosen):
-        where = f"round {drawn.round}, replica {drawn.replica}, stage {drawn.stage}"
+        where = f"round {drawn.round}, replica {drawn.replica}, segment {drawn.segment}, stage {drawn.stage}"
         progress(f"{bar(number, len(chosen))} training: {number} of {len(chosen)}, {where}")
         replayed = replayer.check(view, drawn)
-        findings.setdefault(_place(drawn), []).append((drawn, replayed))
-        _add(report, view, drawn, replayed, reported.get(drawn.statement, {}))
+        findings.setdefault(_place(drawn), []).append(replayed)
+        _add(report, view, drawn, replayed, reported.get(drawn.statement, []))
     for each in findings.values():
         _count(training, each)
+    for (account, stage), directions in sorted(replayer.directions.items()):
+        _add_direction(report, account, stage, directions.faults())
+    if choice.required:
+        met = f"{training.required} honest segments are required, and all that was drawn: {training}"
+        report.add(LEVEL, "required segments", "PASS" if training.met else "WARN", met)
 
 
 def _drawn(
@@ -200,17 +232,12 @@ def _chosen(found: list[Drawn], choice: ReplayChoice) -> list[Drawn]:
     return [drawn for drawn in found if _place(drawn) in taken]
 
 
-def _add(report: Report, view: RunView, drawn: Drawn, replayed: Replayed, verdicts: dict[str, ReportedVerdict]) -> None:
-    detail = f"replica {drawn.replica}, of {drawn.account}"
+def _add(report: Report, view: RunView, drawn: Drawn, replayed: Replayed, verdicts: list[ReportedVerdict]) -> None:
+    """`verdicts`: the members' on all segments of the contribution."""
+    detail = f"replica {drawn.replica}, segment {drawn.segment}, of {drawn.account}"
     if replayed.reasons:
         detail += f": {'; '.join(replayed.reasons)}"
-    if replayed.disputed:
-        detail += " (disputed: its replica's traces contradict each other)"
-        report.cannot_establish(
-            f"who of replica {drawn.replica} misstates what its stages gave each other in round {drawn.round}, and so "
-            "whether its update is what honest training gives"
-        )
-    convicted = bool(turns.conviction(view, Case(drawn, 0.0, verdicts))) or view.is_convicted(drawn.account)
+    convicted = view.is_convicted(drawn.account) or bool(turns.conviction(view, _cases(drawn, verdicts)))
     verdict = replayed.verdict(convicted)
     check = "training" if replayed.finding is not Finding.WITHHELD else "withheld"
     report.add(LEVEL, check, verdict, detail, round=drawn.round, stage=drawn.stage, hash=drawn.statement)
@@ -218,21 +245,39 @@ def _add(report: Report, view: RunView, drawn: Drawn, replayed: Replayed, verdic
         _compare(report, drawn, replayed.finding, verdicts)
 
 
-def _compare(report: Report, drawn: Drawn, finding: Finding, verdicts: dict[str, ReportedVerdict]) -> None:
+def _cases(drawn: Drawn, verdicts: list[ReportedVerdict]) -> list[Case]:
+    """What the members found of each segment of the contribution, the first verdict of each."""
+    said: dict[int, dict[str, ReportedVerdict]] = {}
+    for one in verdicts:
+        said.setdefault(one.report.segment, {}).setdefault(one.checker, one)
+    return [Case(dataclasses.replace(drawn, segment=segment), 0.0, by) for segment, by in said.items()]
+
+
+def _add_direction(report: Report, account: str, stage: int, faults: Sequence[str]) -> None:
+    """Never FAIL: two kinds of machines that nobody compared yet may differ in one direction too."""
+    report.add(LEVEL, "direction", "WARN" if faults else "PASS", f"{account}: {'; '.join(faults)}", stage=stage)
+    if faults:
+        report.cannot_establish(
+            f"whether {account} steers the model by deviations that are each too small to be false: replay on the "
+            "maker's kind of machine, where honest work deviates by next to nothing"
+        )
+
+
+def _compare(report: Report, drawn: Drawn, finding: Finding, verdicts: list[ReportedVerdict]) -> None:
     """The members' verdicts beside our own, which holds whatever they say: one liar among them must not fail a run."""
-    for checker, verdict in verdicts.items():
+    for verdict in verdicts:
         if not verdict.report.is_about(drawn):
             continue
         if verdict.finding is finding:
             report.add(LEVEL, "members' verdicts", "PASS", round=drawn.round, stage=drawn.stage, hash=verdict.name)
         else:
-            where = f"round {drawn.round}, replica {drawn.replica}, stage {drawn.stage}"
-            report.note(f"{where}: {checker} says {verdict.finding.word}, the replay here {finding.word}")
+            where = f"round {drawn.round}, replica {drawn.replica}, segment {drawn.segment}, stage {drawn.stage}"
+            report.note(f"{where}: {verdict.checker} says {verdict.finding.word}, the replay here {finding.word}")
 
 
-def _count(training: Training, stages: list[tuple[Drawn, Replayed]]) -> None:
-    """A replica-round is as honest as the worst of its stages."""
-    findings = {found.finding for _, found in stages}
+def _count(training: Training, stages: list[Replayed]) -> None:
+    """A segment is as honest as the worst of its stages."""
+    findings = {found.finding for found in stages}
     if Finding.FALSE in findings:
         training.false += 1
     elif Finding.WITHHELD in findings:
@@ -241,12 +286,9 @@ def _count(training: Training, stages: list[tuple[Drawn, Replayed]]) -> None:
     elif None in findings:
         training.unknown += 1
         return
-    elif any(found.disputed for _, found in stages):
-        training.disputed += 1
     else:
         training.honest += 1
     training.replayed += 1
-    training.replayed_segments += len({drawn.segment for drawn, _ in stages})
 
 
 def _counted(view: RunView, length: int) -> tuple[int, int]:
@@ -271,12 +313,5 @@ def _named(rounds: range) -> str:
     return f"rounds {rounds[0]} to {rounds[-1]}" if rounds else "a run without a sealed round"
 
 
-def _by_statement(verdicts: Iterable[ReportedVerdict]) -> dict[bytes, dict[str, ReportedVerdict]]:
-    found: dict[bytes, dict[str, ReportedVerdict]] = {}
-    for verdict in verdicts:
-        found.setdefault(verdict.report.statement, {}).setdefault(verdict.checker, verdict)
-    return found
-
-
-def _place(drawn: Drawn) -> tuple[int, int]:
-    return drawn.round, drawn.replica
+def _place(drawn: Drawn) -> tuple[int, int, int]:
+    return drawn.round, drawn.replica, drawn.segment

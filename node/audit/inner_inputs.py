@@ -1,4 +1,4 @@
-"""What a check of a drawn contribution rests on: its statement and trace, those of its replica's other stages, and all
+"""What a check of a drawn segment rests on: its statement and trace, those of its replica's other stages, and all
 that the ledger says about the round, put together for the checking process.
 
 The blobs come through `Get`, from wherever the caller has them.
@@ -7,11 +7,13 @@ The blobs come through `Get`, from wherever the caller has them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import CONTRIBUTION_SIZE, PRIVATE_DATA, Contribution, TypedError
 from dlx.ledger.view.run_view import RunView
+from dlx.node.round.challenges.agreements import agreement_faults, answerable
 from dlx.node.round.challenges.draw import Drawn
 from dlx.node.round.rules.continuity import LOOKED_BACK
 from dlx.node.round.rules.deals import Deals
@@ -23,9 +25,9 @@ from dlx.training.data.shards import DataManifest, Shard, sample_order
 from dlx.training.models.placement import Placement
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan as ManifestPlan
-from dlx.training.recipe.recipe import step_bytes
+from dlx.training.recipe.recipe import reads_data, step_bytes
 from dlx.training.slot.segments import segment, segment_steps, segments_in
-from dlx.training.slot.trace import Trace, TraceError, decode, neighbours_faults, size
+from dlx.training.slot.trace import TraceError, decode, size
 
 Get = Callable[[bytes, int], Path]  # a blob's name and the bytes that it may have -> its file
 
@@ -60,6 +62,7 @@ class InnerInputs:
         """
         statement = self._statement(drawn, drawn.stage, get)
         trace = self._trace(statement, get)
+        self._require_agreed(drawn, statement, trace, get)
         plan, terms = self._plan(drawn.stage, drawn.round), self.terms
         try:
             before = steps_before(terms, self.view, drawn.round)
@@ -77,7 +80,6 @@ class InnerInputs:
             total_steps=terms.total_steps,
             samples=self._samples(drawn, statement),
             own_plans=self._own_plans(statement, drawn.segment, get),
-            next_trace=self._neighbour(drawn, drawn.stage + 1, get),
             placement=placement,
         )
 
@@ -90,17 +92,6 @@ class InnerInputs:
         order = sample_order(data, terms.seed, terms.sequence_length)
         places = cut(work.samples, first * terms.batch_size, length * terms.batch_size)
         return [data.train[index] for index in order.shards(places)]
-
-    def disputed(self, drawn: Drawn, get: Get) -> bool:
-        """Whether the traces of the replica's stages, as far as they are to be had, contradict each other."""
-        traces: list[Trace | None] = []
-        for stage in range(self.view.config.stages):
-            try:
-                statement = self._statement(drawn, stage, get)
-                traces.append(decode(self._trace(statement, get), statement.segments, statement.inner_steps))
-            except (StopIteration, MissingInputs, FalseStatement, TraceError):
-                traces.append(None)
-        return bool(neighbours_faults(traces))
 
     def base(self, drawn: Drawn) -> int:
         """The version that the round began with."""
@@ -132,7 +123,7 @@ class InnerInputs:
         return found
 
     def _samples(self, drawn: Drawn, statement: Contribution) -> Intervals:
-        if drawn.stage not in (0, len(self.manifest.stages) - 1) or statement.flags & PRIVATE_DATA:
+        if not reads_data(self.manifest, drawn.stage) or statement.flags & PRIVATE_DATA:
             return ()
         try:
             return self._deals.lot(self.view, drawn.round, drawn.replica)
@@ -142,14 +133,27 @@ class InnerInputs:
     def _trace(self, statement: Contribution, get: Get) -> bytes:
         return get(statement.trace, size(statement.segments, statement.inner_steps)).read_bytes()
 
-    def _neighbour(self, drawn: Drawn, stage: int, get: Get) -> bytes | None:
-        """The trace of another stage's contribution to the replica's round, where it is to be had."""
-        if stage >= self.view.config.stages:
-            return None
+    def _require_agreed(self, drawn: Drawn, statement: Contribution, data: bytes, get: Get) -> None:
+        """Raises FalseStatement where the trace is not what its maker and its neighbours signed."""
+        makers = dict[int, str]()
+        for stage in range(self.view.config.stages):
+            sealed = self.view.sealed[stage, drawn.round]
+            for record, account in zip(sealed.records, sealed.accounts, strict=True):
+                if record.replica == drawn.replica:
+                    makers[stage] = account
         try:
-            return self._trace(self._statement(drawn, stage, get), get)
-        except (StopIteration, MissingInputs, FalseStatement):
-            return None
+            traces = {drawn.stage: decode(data, statement.segments, statement.inner_steps)}
+        except TraceError as error:
+            raise FalseStatement(str(error)) from None
+        for stage in (drawn.stage - 1, drawn.stage + 1):
+            with suppress(MissingInputs, FalseStatement, TraceError):
+                if stage in makers:
+                    its = self._statement(drawn, stage, get)
+                    traces[stage] = decode(self._trace(its, get), its.segments, its.inner_steps)
+        place = self.view.run, drawn.round, drawn.replica, drawn.stage
+        bound = answerable(self.view, drawn.round, self.manifest.outer.delay, drawn.stage, makers)
+        if faults := agreement_faults(self.view.domain, place, bound, traces):
+            raise FalseStatement("; ".join(faults))
 
     def _plan(self, stage: int, round: int) -> ManifestPlan:
         plan = plan_of(self.terms, self.view, stage, round)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 
 from dlx.ledger.abi import TypedError
 from dlx.ledger.bindings import Interface
@@ -15,6 +13,7 @@ from dlx.ledger.errors import Contradiction, Reverted
 from dlx.ledger.events import Convicted, Event, RunCreated, Sealed, decode_log
 from dlx.ledger.index.event_index import EventIndex, Place
 from dlx.ledger.keys import SignatureError
+from dlx.ledger.parts import parts_of
 from dlx.ledger.proof.history import History, Pin, pinned, proven, proves_code, told
 from dlx.ledger.rpc.headers import ProvenHeader
 from dlx.ledger.typed import Domain, run_id
@@ -25,6 +24,7 @@ from dlx.node.audit.chain_trust import name_source
 from dlx.node.audit.report import Report
 from dlx.node.home.errors import Failure
 from dlx.node.home.formatting import bar
+from dlx.node.home.program import line
 
 LEVEL = 1
 
@@ -83,27 +83,21 @@ def _audit_ledger(
 
 
 def _bytecode(report: Report, client: LedgerClient, top: ProvenHeader | None) -> str | None:
-    """The registry's address, if both contracts are ours; proven by the state of the block `top`, if there is one."""
-    ledger = Interface("TrainingLedger")
-    code = client.code(client.ledger)
-    if not ledger.same_code(code):
-        found = f"{len(code)} bytes of foreign code" if code else "no code"
-        report.add(LEVEL, "bytecode", "FAIL", f"{found} at {client.ledger}, not this version's TrainingLedger")
-        report.cannot_establish("everything else: the ledger is not the contract that this audit knows")
-        return None
-    _code_is_proven(report, client, top, "TrainingLedger", client.ledger, code)
-    (registry,) = client.read("registry")
-    if bytes.fromhex(registry[2:]).rjust(32, b"\0") not in ledger.immutables(code):
-        raise Contradiction(
-            f"the chain node at {client.rpc.name} named {registry}, which the ledger's code does not name"
-        )
-    code = client.code(registry)
-    if not Interface("NodeRegistry").same_code(code):
-        report.add(LEVEL, "bytecode", "FAIL", f"foreign code at {registry}, not this version's NodeRegistry")
-        report.cannot_establish("everything else: the registry is not the contract that this audit knows")
-        return None
-    _code_is_proven(report, client, top, "NodeRegistry", registry, code)
-    return registry
+    """The registry's address, if all contracts are ours; proven by the state of the block `top`, if there is one."""
+
+    def read(name: str, address: str, view: str) -> tuple[str, ...]:
+        return Interface(name, client.rpc).call(address, view)
+
+    found = {}
+    for part in parts_of(client.ledger, client.code, read):
+        if not part.is_ours:
+            there = f"{len(part.code)} bytes of foreign code" if part.code else "no code"
+            report.add(LEVEL, "bytecode", "FAIL", f"{there} at {part.address}, not this version's {part.name}")
+            report.cannot_establish(f"everything else: the {part.name} is not the contract that this audit knows")
+            return None
+        _code_is_proven(report, client, top, part.name, part.address, part.code)
+        found[part.name] = part.address
+    return found["NodeRegistry"]
 
 
 def _code_is_proven(
@@ -126,7 +120,8 @@ def _stored(client: LedgerClient, run: bytes) -> tuple[list[int], list[bytes]]:
         due = [client.read("nextRound", run, stage)[0] for stage in stages]
         return due, [client.read("head", run, stage)[0] for stage in stages]
     except Reverted as error:
-        raise Failure(f"ledger {client.ledger} knows no run 0x{run.hex()} ({error}): see `dlx-node run list`") from None
+        see = line("run", "list", of_ledger=True)
+        raise Failure(f"ledger {client.ledger} knows no run 0x{run.hex()} ({error}): see `{see}`") from None
 
 
 class Recount:
@@ -145,7 +140,6 @@ class Recount:
         self._progress = progress
         self._seals: dict[tuple[int, int], tuple[Place, tuple[str, ...]]] = {}
         self._makers: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._repeats = _Repeats(report)
         self._view = RunView(report.run, domain, 1, self._read)
 
     def run(self) -> RunView:
@@ -160,8 +154,6 @@ class Recount:
             self._report.cannot_establish(f"what happened on the ledger after its first {count} events of this run")
         else:
             self._report.add(LEVEL, "events", "PASS", f"{count} events, each possible where it stands")
-        finally:
-            self._repeats.close()
         return self._view
 
     def _read(self, stage: int, round: int) -> Sealed:
@@ -195,7 +187,6 @@ class Recount:
             sealed = view.sealed[event.stage, event.round]
             makers = self._makers.setdefault(sealed.accounts, sealed.accounts)  # mostly those of the round before
             self._seals[event.stage, event.round] = (event.at.block, event.at.log_index), makers
-            self._repeats.check(sealed)
 
     def _created(self, event: RunCreated) -> None:
         expected = run_id(self._domain.chain_id, self._domain.ledger, event.creator, event.config.manifest)
@@ -236,50 +227,6 @@ class Recount:
             self._report.add(LEVEL, "conviction", "PASS", detail, round=round, stage=stage, hash=statement)
 
 
-class _Repeats:
-    """Payloads that come twice: whoever trains never gives the same bytes as another, or as before.
-
-    Takes every seal in chain order. The payloads lie in a temporary file, so that memory does not grow.
-    """
-
-    def __init__(self, report: Report) -> None:
-        self._report = report
-        # SQLite's own temporary file, gone with the connection.
-        self._payloads = sqlite3.connect("", isolation_level=None)
-        self._payloads.execute(
-            "CREATE TABLE payloads (payload BLOB PRIMARY KEY, round INTEGER, stage INTEGER, account TEXT) WITHOUT ROWID"
-        )
-        self._payloads.execute("BEGIN")
-
-    def check(self, sealed: Sealed) -> None:
-        """`sealed` as the run's view has it, with its accounts."""
-        add = partial(self._report.add, LEVEL, "repeated payload", round=sealed.round, stage=sealed.stage)
-        found = [
-            (record.payload, repeat)
-            for record, account in zip(sealed.records, sealed.accounts, strict=True)
-            if (repeat := self._repeats(sealed, record.payload, account))
-        ]
-        for payload, repeat in found:
-            add("WARN", repeat, hash=payload)
-            self._report.cannot_establish("that each counted contribution is work of its own: payloads come twice")
-        if not found:
-            add("PASS", hash=sealed.digest)
-
-    def close(self) -> None:
-        self._payloads.close()
-
-    def _repeats(self, sealed: Sealed, payload: bytes, account: str) -> str:
-        row = payload, sealed.round, sealed.stage, account
-        if self._payloads.execute("INSERT OR IGNORE INTO payloads VALUES (?, ?, ?, ?)", row).rowcount:
-            return ""
-        query = "SELECT round, stage, account FROM payloads WHERE payload = ?"
-        round, stage, first = self._payloads.execute(query, (payload,)).fetchone()
-        where = f"round {round}" + (f", stage {stage}" if stage != sealed.stage else "")
-        if first == account:
-            return f"one payload, two rounds: {account} was counted with what it was counted with in {where}"
-        return f"two accounts, one payload: {account} was counted with that of {first} in {where}"
-
-
 def _completeness(report: Report, view: RunView, stored: tuple[list[int], list[bytes]] | None) -> None:
     """`stored`: what the contract stores; None where the events are proven to be all."""
     config = view.config
@@ -294,7 +241,8 @@ def _completeness(report: Report, view: RunView, stored: tuple[list[int], list[b
             if stored is not None:
                 _head(report, view, stage, expected, heads[stage])
     complete = min(view.next_round(stage) for stage in range(config.stages))
-    report.facts["rounds"] = f"{complete} of {config.rounds} sealed by all {config.stages} stages"
+    all_stages = f" by all {config.stages} stages" if config.stages > 1 else ""
+    report.facts["rounds"] = f"{complete} of {config.rounds} sealed" + all_stages
     report.facts["state"] = "complete" if view.finished else "not started" if view.open_round is None else "open"
 
 

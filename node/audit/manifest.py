@@ -77,7 +77,7 @@ def audit_lineage(report: Report, manifest: Manifest, parent: RunView | None, ot
         return
     stages = range(parent.config.stages)
     before = [parent.weights(stage, lineage.version).hex() for stage in stages]
-    if [blob.sha256 for blob in manifest.genesis] == before:
+    if [blob.sha256 for blob in manifest.base or manifest.genesis] == before:
         report.add(LEVEL, "lineage", "PASS")
     elif other is not None and (other.stages, other.model) == (manifest.stages, manifest.model):
         report.add(LEVEL, "lineage", "FAIL", f"the first weights are not those of {named}")
@@ -100,7 +100,7 @@ def audit_data(report: Report, manifest: Manifest, blobs: Blobs, progress: Calla
     for number, blob in enumerate(listed):
         progress(f"{bar(number, len(listed))} data: blob {number + 1} of {len(listed)}")
         digest = bytes.fromhex(blob.sha256)
-        what = "tokenizer" if blob == data.tokenizer else "shard"
+        what = {data.tokenizer: "tokenizer"}.get(blob, "chat template") if blob in data.files() else "shard"
         try:
             problem = problem_of(data, blob, blobs.get(digest, blob.size))
         except BlobMissing as error:
@@ -134,5 +134,7 @@ def _data_manifest(report: Report, manifest: Manifest, blobs: Blobs) -> DataMani
         wrong.append(f"it has {len(content)} bytes, the run's manifest says {named.size}")
     if data.vocab_size > vocabulary:
         wrong.append(f"its tokens are below {data.vocab_size}, the model knows {vocabulary}")
+    if manifest.data.chat != (data.rows is not None):
+        wrong.append(f"it has {data.kind}, the run says data.chat = {str(manifest.data.chat).lower()}")
     report.add(LEVEL, "data manifest", "FAIL" if wrong else "PASS", "; ".join(wrong), hash=digest)
     return data

@@ -14,14 +14,19 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.continuity import Continuity
 from dlx.node.audit.manifest import audit_data, audit_lineage, audit_manifest, manifest_of
 from dlx.node.audit.outer_replay import PayloadError, Replay, State, StatementError, outcome_fault
+from dlx.node.audit.repeats import Repeats
 from dlx.node.audit.report import Report, Verdict
+from dlx.node.audit.resets import Resets
 from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source, WrongCopy
+from dlx.node.audit.traces import Traces
 from dlx.node.home.formatting import bar
+from dlx.node.home.program import line
+from dlx.node.round.rules import stopping
 from dlx.node.round.rules.pace import fewest_steps
 from dlx.node.round.rules.plans import finished, has_round, plan_fault
 from dlx.node.round.rules.round_rules import base_version, statement_fault, unit_multipliers
 from dlx.training import selftest
-from dlx.training.codecs import CodecError
+from dlx.training.codecs import CodecError, codec
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.policy import disagreement
 from dlx.training.outer.step import OuterError
@@ -46,9 +51,11 @@ def audit_outer(
     work: Path,
     progress: Progress,
     parent_of: Callable[[Lineage], RunView | None],
+    block_hash: Callable[[int], bytes | None],
 ) -> None:
-    """Add the checks of level 2. `view` holds the events that level 1 accepted; `work` is an empty folder; `parent_of`
-    gives the run that this one says it starts from, None where it is on another ledger."""
+    """Add the checks of level 2. `view` holds the events that level 1 accepted; `work` is an empty folder. `parent_of`
+    gives the run that this one says it starts from, None where it is on another ledger. `block_hash` is of blocks that
+    draw, by number."""
 
     def note_wrong(digest: bytes, copy: WrongCopy, own: bool) -> None:
         if own and copy.differs:
@@ -69,20 +76,24 @@ def audit_outer(
             parent = parent_of(manifest.lineage)
             audit_lineage(report, manifest, parent, None if parent is None else manifest_of(parent, blobs))
         audit_data(report, manifest, blobs, progress)
-        _OuterAudit(report, Replay(manifest, view, blobs), progress).run()
+        _OuterAudit(report, Replay(manifest, view, blobs), progress, block_hash).run()
 
 
 class _OuterAudit:
     """Walks all stages round by round; a stage without a state waits for a stored version to go on from."""
 
-    def __init__(self, report: Report, replay: Replay, progress: Progress) -> None:
-        self._report = report
+    def __init__(
+        self, report: Report, replay: Replay, progress: Progress, block_hash: Callable[[int], bytes | None]
+    ) -> None:
+        self._report, self._block_hash = report, block_hash
         self._replay = replay
         self._view = replay.view
         self._progress = progress
         self._states: dict[int, State | None] = {}
         self._bases: dict[int, State | None] = {}  # the version before, where the next round's starts need it
         self._continuity = Continuity(report, replay)
+        self._repeats, self._resets = Repeats(report), Resets(report)
+        self._traces = Traces(report, replay)
 
     def run(self) -> None:
         stages = range(self._view.config.stages)
@@ -100,12 +111,16 @@ class _OuterAudit:
         for stage in stages:
             self._replay.forget(self._bases.pop(stage, None), self._states[stage])
             self._replay.forget_payloads(stage, self._view.next_round(stage) - 1)
+        self._repeats.close()
+        self._resets.close()
 
     def _genesis(self, stage: int) -> State | None:
         digest = self._view.genesis[stage]
         try:
             state = self._replay.version(stage, 0)
             self._replay.check_version(state)
+            if (root := file_root(state.weights).hex()) != (stated := self._replay.manifest.genesis[stage].root):
+                raise WeightsError(f"the manifest says that its Merkle root is {stated}, it is {root}")
         except BlobMissing as error:
             self._add("genesis", "WARN", stage, None, digest, f"it is gone: {error.reason}")
             return None
@@ -119,9 +134,12 @@ class _OuterAudit:
         sealed = self._view.sealed[stage, round]
         statements = [self._statement(sealed, record) for record in sealed.records]
         self._terms(sealed, statements)
+        self._repeats.check(sealed, statements)
+        self._resets.check(sealed, statements)
         state = self._states[stage] or self._restart(stage, round)
         usable = self._payloads(sealed, statements, decode=state is None)
         self._continuity.check(sealed, statements, self._bases.get(stage))
+        self._traces.check(sealed, statements)
         self._multipliers(sealed, usable)
         if state is None or not usable:
             reason = "a payload cannot be used" if state is not None else f"V[{stage},{round}] is not at hand"
@@ -150,7 +168,8 @@ class _OuterAudit:
         terms, outcome = self._replay.terms, sealed.outcome
         parts = [statement.kept for statement in statements if statement is not None]
         known = parts if len(parts) == len(statements) else None
-        wrong = [plan_fault(terms, self._view, sealed.stage, sealed.round, outcome.plan, known)]
+        over = self._is_over(sealed.round) if terms.may_stop and not outcome.plan.inner_steps else False
+        wrong = [plan_fault(terms, self._view, sealed.stage, sealed.round, outcome.plan, known, over)]
         steps = self._replay.plan(sealed.stage, sealed.round).inner_steps
         if outcome.inner_steps != steps:
             wrong.append(f"says that the round has {outcome.inner_steps} inner steps, its plan has {steps}")
@@ -161,12 +180,19 @@ class _OuterAudit:
             if not fewest <= record.inner_steps <= steps
         ]
         if not has_round(terms, self._view, sealed.round):
-            wrong.append("the run had reached its inner steps before this round")
+            wrong.append("the run had ended before this round")
         multipliers = _multipliers(sealed)
         if self._replay.manifest.outer.policy == "mean" and multipliers != unit_multipliers(len(multipliers)):
             wrong.append(f"seals the multipliers {multipliers}, all must be {UNIT}")
         detail = "; ".join(filter(None, wrong))
         self._add("terms", "FAIL" if detail else "PASS", sealed.stage, sealed.round, sealed.digest, detail)
+
+    def _is_over(self, round: int) -> bool:
+        """Whether a seal of the round may end the run, or nobody can tell."""
+        found = stopping.is_over(self._view, self._replay.manifest, round, self._block_hash)
+        if found is None:
+            self._report.cannot_establish(f"that the run had to stop with round {round}: a chain node lacks a block")
+        return found is not False
 
     def _multipliers(self, sealed: Sealed, usable: bool) -> None:
         """Where the run's policy weighs contributions by their norms: are the multipliers those of the payloads?"""
@@ -215,13 +241,18 @@ class _OuterAudit:
         """Fetch every counted payload; whether all can be used. `decode` where no replay will."""
         usable = True
         for record, account, statement in zip(sealed.records, sealed.accounts, statements, strict=True):
+            if statement is None:
+                usable = False
+                detail = f"nobody can tell which the payload of {account} is: its statement cannot be used"
+                self._add("payload", "SKIP", sealed.stage, sealed.round, record.statement, detail)
+                continue
             here, verdict, detail = self._payload(sealed, record, account, statement, decode)
             usable = usable and here
-            self._add("payload", verdict, sealed.stage, sealed.round, record.payload, detail)
+            self._add("payload", verdict, sealed.stage, sealed.round, statement.payload, detail)
         return usable
 
     def _payload(
-        self, sealed: Sealed, record: Record, account: str, statement: Contribution | None, decode: bool
+        self, sealed: Sealed, record: Record, account: str, statement: Contribution, decode: bool
     ) -> tuple[bool, Verdict, str]:
         """Whether it can be used, and what is to be said of it."""
         try:
@@ -232,12 +263,11 @@ class _OuterAudit:
             return False, "WARN", f"the payload of {account} is gone: {error.reason}"
         except PayloadError as error:
             return False, "FAIL", str(error)
-        if statement is not None:
-            if (size := path.stat().st_size) != statement.payload_size:
-                return True, "FAIL", f"the payload of {account} has {size} bytes, it states {statement.payload_size}"
-            if (root := file_root(path)) != statement.payload_root:
-                stated = statement.payload_root.hex()
-                return True, "FAIL", f"the payload of {account} has the Merkle root {root.hex()}, it states {stated}"
+        if (size := path.stat().st_size) != statement.payload_size:
+            return True, "FAIL", f"the payload of {account} has {size} bytes, it states {statement.payload_size}"
+        if (root := file_root(path)) != statement.payload_root:
+            stated = statement.payload_root.hex()
+            return True, "FAIL", f"the payload of {account} has the Merkle root {root.hex()}, it states {stated}"
         return True, "PASS", ""
 
     def _step(self, state: State, sealed: Sealed) -> State | None:
@@ -250,6 +280,9 @@ class _OuterAudit:
             return self._restart(stage, round + 1)
         after = self._replay.after(state, made)
         fault = outcome_fault(made, self._view, sealed)
+        if fault and codec(self._replay.manifest.codec.name).info.contract:
+            prove = line("prove", f"0x{self._view.run.hex()}", "--round", round, "--stage", stage, of_ledger=True)
+            fault += f"; a contract can be shown: {prove}"
         self._add("replay", "FAIL" if fault else "PASS", stage, round, weights, fault)
         if not fault:
             return after

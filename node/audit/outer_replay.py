@@ -5,7 +5,6 @@ Both who audits a history and who rebuilds a version that nobody keeps any more 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,10 +12,12 @@ from pathlib import Path
 
 from dlx.ground.blobs import BlobError
 from dlx.ground.constants import NO_HASH
+from dlx.ground.limits import cores
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, Plan, Record, TypedError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.sources.blobs import BlobMissing, Blobs
+from dlx.node.home.program import line
 from dlx.node.round.rules.plans import Terms, manifest_plan, plan_of
 from dlx.training import codecs
 from dlx.training.models import weights
@@ -27,15 +28,17 @@ from dlx.training.outer.policy import Measured
 from dlx.training.outer.step import OuterError, SealedPayload, Version, apply_round, measure_round, start_hash
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan as ManifestPlan
+from dlx.training.slot.trace import size as trace_size
 
-_THREADS = min(4, os.cpu_count() or 1)  # of the arithmetic, beside those that hash and write
+_THREADS = min(4, cores())  # of the arithmetic, beside those that hash and write
 
 
 class PayloadError(Exception):
-    """A payload that a seal counts and that cannot be used: it is too long, or does not decode."""
+    """A payload that a seal counts and that cannot be used: nobody can tell which it is, it is too long, or does not
+    decode."""
 
     def __init__(self, record: Record, reason: str) -> None:
-        super().__init__(f"payload {record.payload.hex()} of replica {record.replica}: {reason}")
+        super().__init__(f"payload of replica {record.replica}, statement {record.statement.hex()}: {reason}")
 
 
 class StatementError(Exception):
@@ -64,6 +67,7 @@ class Replay:
         self.view = view
         self._blobs = blobs
         self.terms = Terms.of(manifest)
+        self._statements: dict[bytes, Contribution] = {}  # of rounds whose payloads are among the working copies
         self._codec = codecs.codec(manifest.codec.name)
         self._shapes = [stage_shapes(manifest, stage) for stage in range(len(manifest.stages))]
         self._products = [InnerProducts(self._codec, shapes, _THREADS) for shapes in self._shapes]
@@ -91,10 +95,13 @@ class Replay:
         place, stated = (sealed.run, sealed.round, sealed.stage), (found.run, found.round, found.stage)
         if place != stated or found.record(record.multiplier) != record:
             raise StatementError("it says something else than the seal's record of it")
+        self._statements[record.statement] = found
         return found
 
     def statement_named(self, name: bytes) -> Contribution:
         """The statement of this name, whoever's it is. Raises BlobMissing or StatementError."""
+        if (kept := self._statements.get(name)) is not None:
+            return kept
         data = self._blobs.get(name, CONTRIBUTION_SIZE).read_bytes()
         self._blobs.drop(name)
         try:
@@ -102,10 +109,18 @@ class Replay:
         except TypedError as error:
             raise StatementError(f"it is no statement: {error}") from error
 
+    def trace(self, statement: Contribution) -> bytes:
+        """The bytes of a contribution's trace, at most as many as its statement makes. Raises BlobMissing."""
+        data = self._blobs.get(statement.trace, trace_size(statement.segments, statement.inner_steps)).read_bytes()
+        self._blobs.drop(statement.trace)
+        return data
+
     def payload(self, sealed: Sealed, record: Record) -> Path:
         """The checked blob of a counted payload. Raises BlobMissing or PayloadError."""
         try:
-            return self._payload(sealed.stage, sealed.round, record.payload)
+            return self._payload(sealed.stage, sealed.round, self.statement(sealed, record).payload)
+        except StatementError as error:
+            raise PayloadError(record, str(error)) from error
         except codecs.CodecError as error:  # a quorum sealed a plan that the codec does not have
             raise PayloadError(record, str(error)) from error
 
@@ -119,7 +134,7 @@ class Replay:
         try:
             return start_hash(self.manifest, stage, base.weights, payload, manifest_plan(self.plan(stage, round)))
         finally:
-            if all(own != record.payload for record in self.view.sealed[stage, round].records):
+            if own not in {one.payload for one in self._statements.values()}:
                 self._blobs.drop(own)  # nobody comes to it any more
 
     def check_payload(self, sealed: Sealed, record: Record, payload: Path) -> None:
@@ -165,7 +180,8 @@ class Replay:
         """Drop the working copies of a round's payloads."""
         sealed = self.view.sealed.get((stage, round))
         for record in sealed.records if sealed is not None else ():
-            self._blobs.drop(record.payload)
+            if (statement := self._statements.pop(record.statement, None)) is not None:
+                self._blobs.drop(statement.payload)
 
     def rebuild(self, stage: int, version: int, progress: Callable[[str], None]) -> Path:
         """The version's weights where somebody keeps them, else recomputed from the newest older version that is kept
@@ -189,7 +205,7 @@ class Replay:
             if outcome_fault(made, self.view, self.view.sealed[stage, round]):
                 raise ReplayError(
                     f"stage {stage}, round {round}: the payloads give {made.weights.hex()}, "
-                    f"sealed is {sealed.hex()}: run `dlx-node audit`"
+                    f"sealed is {sealed.hex()}: run `{line('audit', f'0x{self.view.run.hex()}', of_ledger=True)}`"
                 )
             before, state = state, self.after(state, made)
             self.forget(before, state)

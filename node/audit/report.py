@@ -15,6 +15,7 @@ from dlx.node.home.diagnostics import exit_code
 Verdict = Literal["PASS", "FAIL", "WARN", "SKIP"]
 VERDICTS: tuple[Verdict, ...] = ("PASS", "FAIL", "WARN", "SKIP")
 NOT_CHECKED = "not checked"
+UNMET = 5  # the exit code where nothing is false, but less training was found honest than was required
 _LISTED = 1000  # lines of each kind and verdict, and of notes
 
 
@@ -33,40 +34,46 @@ class Check:
 
 @dataclass
 class Training:
-    """Level 3 in numbers of replica-rounds: seals count `total`, of `segments` segments; `drawn` of them were to be
-    looked at. Those that were chosen are `honest`, `false`, `disputed`, `withheld` or `unknown`, each as the worst
-    of its stages, and the first three of these `replayed`: `replayed_segments` of their segments."""
+    """Level 3 in numbers of segments, each of all stages: the `replica_rounds` that seals count have `segments`, of
+    which `drawn` were to be looked at. Those that were chosen are `honest`, `false`, `withheld` or
+    `unknown`, each as the worst of its stages, and the first two of these `replayed`."""
 
-    total: int = 0
+    replica_rounds: int = 0
     segments: int = 0
     drawn: int = 0
     replayed: int = 0
-    replayed_segments: int = 0
     honest: int = 0
     false: int = 0
-    disputed: int = 0  # each stage by itself is honest, but the traces contradict each other
     withheld: int = 0  # drawn, and not served in time
     unknown: int = 0  # nothing can be said of it, and nobody is to blame
     chosen: int | None = None  # of those drawn, to be looked at; None: level 3 was not asked for
+    required: int = 0  # segments to be found honest, and nothing else among what was drawn; 0: nothing is required
+
+    @property
+    def met(self) -> bool:
+        """Whether what was required was found."""
+        if not self.required:
+            return True
+        return self.honest == self.chosen == self.drawn and self.replayed >= self.required
 
     def __str__(self) -> str:
         if self.chosen is None:
             return NOT_CHECKED
-        if not self.total:
+        return self._found() + ("" if self.met else f"; not the {self.required} honest segments required")
+
+    def _found(self) -> str:
+        if not self.segments:
             return "nothing replayed"
-        done = (
-            f"{self.replayed} of {self.total} replica-rounds, "
-            f"{self.replayed_segments} of {self.segments} segments replayed"
-        )
+        done = f"{self.replayed} of {self.segments} segments replayed"
         if not self.drawn:
             return f"{done}, none drawn"
         if not self.chosen:
             return f"{done}, none chosen"
-        words = ("honest", "false", "disputed", "withheld", "unknown")
+        words = ("honest", "false", "withheld", "unknown")
         found = {word: count for word in words if (count := getattr(self, word))}
-        if list(found) == ["honest"]:
-            return f"{done}, all honest"
-        return ", ".join([done, *(f"{count} {word}" for word, count in found.items())])
+        said = ["all honest"] if list(found) == ["honest"] else [f"{count} {word}" for word, count in found.items()]
+        unseen = self.segments - self.replayed
+        return ", ".join([done, *said]) + (f"; {unseen} segments not looked at" if unseen else "")
 
 
 @dataclass(frozen=True)
@@ -158,8 +165,10 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """What a command ends with that found this: see `diagnostics.exit_code`."""
-        return exit_code([verdict for verdict, count in self.counts().items() if count])
+        """What a command ends with that found this: see `diagnostics.exit_code`; UNMET where nothing is false, but
+        not all of the training is there that was required."""
+        code = exit_code([verdict for verdict, count in self.counts().items() if count])
+        return code if self.training.met or code == 1 else UNMET
 
     @property
     def verdict(self) -> Conclusion:
@@ -227,4 +236,4 @@ def _line(check: Check) -> str:
         f" {name} {value}" for name, value in (("round", check.round), ("stage", check.stage)) if value is not None
     )
     named = f" {check.hash}" if check.hash else ""
-    return f"{check.verdict} {check.check}{where}{named}: {check.detail}"
+    return f"{check.verdict} level {check.level} {check.check}{where}{named}: {check.detail}"

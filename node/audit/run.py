@@ -9,15 +9,16 @@ from functools import partial
 from pathlib import Path
 
 from dlx.ledger.client import LedgerClient
+from dlx.ledger.errors import Contradiction
 from dlx.ledger.view.run_view import RunView
-from dlx.node.audit.chain_trust import check_chain_nodes
+from dlx.node.audit.chain_trust import check_chain_nodes, drawing_hashes
 from dlx.node.audit.ledger import audit_ledger
 from dlx.node.audit.manifest import is_here
 from dlx.node.audit.outer import audit_outer
 from dlx.node.audit.report import Report
 from dlx.node.audit.request import AuditRequest
 from dlx.node.audit.sources.blobs import Source
-from dlx.node.audit.sources.places import member_verdicts, open_sources
+from dlx.node.audit.sources.search import member_verdicts, open_sources
 from dlx.node.runs.find import view_of
 from dlx.training.recipe.manifest import Lineage
 
@@ -56,21 +57,32 @@ def audit_from(
     """`audit` with blobs from these sources.
 
     Working copies of blobs go to the empty folder `work`: never more than three versions of each stage and two rounds'
-    payloads.
+    payloads, and at level 3 what the drawn segments of one round take.
     """
     report = report or Report(request.run)
     with ExitStack() as stack:
         found = audit_ledger(report, client, request.head, show, stack)
         if found is not None:
             view, history = found
-            audit_outer(report, view, sources, work, show, partial(_parent, client))
+            hashes = drawing_hashes(report, client, history)
+            audit_outer(report, view, sources, work, show, partial(_parent, client), hashes)
             if request.replay is not None:
+                from dlx.node.audit.held_out import audit_held_out
                 from dlx.node.audit.inner import audit_inner  # what it imports takes a moment
 
                 folder = work / "level3"
                 folder.mkdir()
                 verdicts = member_verdicts(client, request.run, request.places, sources)
-                audit_inner(report, view, history.block_hash, sources, folder, request.replay, verdicts, show)
+                beside = work / "held-out"
+                beside.mkdir()
+                try:
+                    audit_inner(report, view, hashes, sources, folder, request.replay, verdicts, show)
+                    audit_held_out(report, view, hashes, sources, beside, request.replay, show)
+                except Contradiction as error:
+                    report.add(3, "chain nodes", "FAIL", str(error))
+                    report.cannot_establish(
+                        "anything about the training: the chain nodes disagree about what was drawn"
+                    )
             if report.facts["state"] != "complete":
                 report.cannot_establish(f"how the run ends: {report.facts['rounds']} so far")
             check_chain_nodes(report, client, history, report.facts.get("confirmations"))
@@ -88,4 +100,4 @@ def _parent(client: LedgerClient, lineage: Lineage) -> RunView | None:
     if not is_here(lineage, client.domain):
         return None
     with client.events() as index:
-        return view_of(index, bytes.fromhex(lineage.run[2:]))
+        return view_of(client, index, bytes.fromhex(lineage.run[2:]))

@@ -6,21 +6,26 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.errors import LedgerUnavailable
-from dlx.ledger.index.feed import RunUpdate
+from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.inner import Replayed, Replayer
+from dlx.node.audit.replay_choice import ReplayChoice
 from dlx.node.audit.report import Verdict
-from dlx.node.audit.request import AuditRequest, ReplayChoice
+from dlx.node.audit.request import AuditRequest
 from dlx.node.audit.sources.blobs import BlobMissing, Blobs
-from dlx.node.audit.sources.places import open_sources
+from dlx.node.audit.sources.search import open_sources
+from dlx.node.audit.watched import Chain, LiveChain, PinnedChain, Say, Seen
+from dlx.node.home.diagnostics import exit_code
 from dlx.node.home.errors import Failure
+from dlx.node.home.formatting import bar
 from dlx.node.round.challenges.draw import Drawn, draw_block, drawable, drawn_of, seals_of
 from dlx.node.round.challenges.turns import SERVE_TIMEOUTS
 from dlx.node.round.challenges.verdicts import Finding
@@ -30,13 +35,11 @@ from dlx.training.slot.segments import segment_steps
 
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 5.0  # until what was not served is asked for again
-PATIENCE = 600.0  # that the chain may be silent
-
-Say = Callable[[str], None]
+WORDS = ("honest", "false", "withheld", "unknown")
 
 
 class WatchLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one drawn contribution."""
+    """What became of a drawn segment of one contribution."""
 
     round: int
     replica: int
@@ -47,112 +50,167 @@ class WatchLine(msgspec.Struct, frozen=True, kw_only=True):
     finding: str | None  # honest, false, withheld; None: nothing can be said
     verdict: Verdict  # as the audit has it
     reasons: tuple[str, ...]
-    disputed: bool
     distances: dict[str, float | None] | None
+
+    @property
+    def word(self) -> str:
+        """One of WORDS."""
+        return self.finding or "unknown"
+
+
+@dataclass
+class Tally:
+    """The lines of a watch in numbers."""
+
+    found: Counter[str] = field(default_factory=Counter)
+    verdicts: set[str] = field(default_factory=set)
+
+    def add(self, line: WatchLine) -> None:
+        self.found[line.word] += 1
+        self.verdicts.add(line.verdict)
+
+    def sum(self, waiting: int) -> WatchSum:
+        """At the end, when so many of those drawn have no line."""
+        counts = {word: self.found[word] for word in WORDS}
+        verdicts = self.verdicts | ({"SKIP"} if waiting else set())
+        drawn = sum(counts.values()) + waiting
+        return WatchSum(drawn=drawn, not_looked_at=waiting, exit_code=exit_code(verdicts), **counts)
+
+
+class WatchSum(msgspec.Struct, frozen=True, kw_only=True):
+    """How many drawn segments there were, and what became of them."""
+
+    drawn: int
+    honest: int
+    false: int
+    withheld: int
+    unknown: int
+    not_looked_at: int  # when the watch ended
+    exit_code: int
+
+    def __str__(self) -> str:
+        counts = {word: getattr(self, word) for word in WORDS} | {"not looked at": self.not_looked_at}
+        return f"{self.drawn} drawn segments: {', '.join(f'{count} {word}' for word, count in counts.items())}"
 
 
 @contextmanager
-def watching(client: LedgerClient, request: AuditRequest, say: Say) -> Iterator[Watch]:
-    """A watch of the run with blobs from the request's places and the run's peers, in a working folder of its own."""
+def watching(client: LedgerClient, request: AuditRequest, say: Say, show: Say, step: Say) -> Iterator[Watch]:
+    """A watch of the run with blobs from the request's places and the run's peers, in a working folder of its own.
+
+    `say` is told what is worth keeping, `step` what is looked at next, `show` how far a download is. Raises Failure
+    where the ledger is not what it has to be.
+    """
     with (
-        open_sources(client, request.run, request.places, say) as sources,
+        open_sources(client, request.run, request.places, say, show) as sources,
         tempfile.TemporaryDirectory(prefix="dlx-watch-") as work,
+        ExitStack() as stack,
     ):
-        yield Watch(client, request, Blobs(sources, Path(work)), say)
+        chain: Chain
+        if request.head is None:
+            chain = LiveChain(client, request.run, say)
+        else:
+            chain = PinnedChain(client, request.run, request.head, show, stack)
+        yield Watch(chain, request.replay or ReplayChoice(), Blobs(sources, Path(work)), say, step)
 
 
 class Watch:
-    """`lines` gives one line for each drawn contribution of the window and of every later round, until the run is over.
+    """`lines` gives one line for each drawn segment of a contribution, of the window and of every later round. It ends
+    with the run or, where a block is pinned, when all that was drawn up to it has a line.
 
-    Raises Failure where the run's manifest or data cannot be had, LedgerUnavailable where the chain stays silent.
+    Raises Failure where the run's manifest or data cannot be had, LedgerUnavailable where the chain stays silent,
+    Contradiction where the chain nodes disagree about a block that draws.
     """
 
-    def __init__(self, client: LedgerClient, request: AuditRequest, blobs: Blobs, say: Say) -> None:
-        self._client, self._request, self._blobs, self._say = client, request, blobs, say
+    def __init__(self, chain: Chain, choice: ReplayChoice, blobs: Blobs, say: Say, step: Say) -> None:
+        self._chain, self._choice, self._blobs, self._say, self._step = chain, choice, blobs, say, step
         self._drawn: set[int] = set()
-        self._open: dict[bytes, tuple[Drawn, float, float]] = {}  # withheld from (inf: not missed yet), again
-        self._silent_since: float | None = None
+        self._open: dict[tuple[bytes, int], _Open] = {}  # by `Drawn.key`
+        self._done = 0  # of those drawn
 
     @property
     def waiting(self) -> int:
-        """How many drawn contributions have no line yet."""
+        """How many drawn segments of contributions have no line yet."""
         return len(self._open)
 
     def lines(self) -> Iterator[WatchLine]:
-        manifest, choice = self._manifest(), self._request.replay or ReplayChoice()
+        manifest = self._manifest()
         try:
-            replayer = Replayer(manifest, self._blobs, choice.placement)
+            replayer = Replayer(manifest, self._blobs, self._choice.placement)
         except BlobMissing as error:
             raise Failure(f"the run's data is not to be had: {error}") from None
-        feed = self._client.follow(self._request.run, manifest.confirmations)
         while True:
-            update = self._poll(lambda: self._client.poll(feed))
-            if update is not None:
-                self._draw(manifest, update)
-                for drawn, until, again in list(self._open.values()):
-                    if time.monotonic() >= again:
-                        yield from self._replay(replayer, manifest, update, drawn, until)
-                if finished(Terms.of(manifest), update.view) and self._is_done(manifest, update):
+            seen = self._chain.look()
+            if seen is not None:
+                self._draw(manifest, seen)
+                for place, one in list(self._open.items()):
+                    if time.monotonic() >= one.again:
+                        yield from self._replay(replayer, manifest, seen.view, place, one)
+                if self._is_done(manifest, seen):
                     return
             time.sleep(POLL_SECONDS)
 
     def _manifest(self) -> Manifest:
-        feed = self._client.follow(self._request.run)
-        while (update := self._poll(lambda: self._client.poll(feed))) is None or not update.view.created:
+        while (seen := self._chain.look()) is None or not seen.view.created:
             time.sleep(POLL_SECONDS)
         try:
-            return parse(self._blobs.get(update.view.config.manifest, MAX_BYTES).read_bytes())
+            return parse(self._blobs.get(seen.view.config.manifest, MAX_BYTES).read_bytes())
         except BlobMissing as error:
             raise Failure(f"the run's manifest is not to be had: {error}") from None
 
-    def _poll(self, poll: Callable[[], RunUpdate]) -> RunUpdate | None:
-        """None while the chain is silent."""
-        try:
-            update = poll()
-        except LedgerUnavailable as error:
-            now = time.monotonic()
-            if self._silent_since is None:
-                self._silent_since = now
-                self._say(f"the chain does not answer: {error}")
-            if now > self._silent_since + PATIENCE:
-                raise
-            return None
-        self._silent_since = None
-        return update if update.complete else None
-
-    def _draw(self, manifest: Manifest, update: RunUpdate) -> None:
-        view, audit = update.view, manifest.audit
-        for round in drawable(view, audit.window):
-            seals = None if round in self._drawn else seals_of(view, round)
+    def _draw(self, manifest: Manifest, seen: Seen) -> None:
+        audit, before = manifest.audit, len(self._open)
+        for round in drawable(seen.view, audit.window):
+            seals = None if round in self._drawn else seals_of(seen.view, round)
             if seals is None:
                 continue
             block = draw_block(seals, audit.draw_after)
-            ready = update.head.block >= block + manifest.confirmations
-            hash_ = self._client.block_hash(block) if ready else None
+            ready = seen.final or seen.block >= block + manifest.confirmations
+            hash_ = self._chain.block_hash(block) if ready else None
             if hash_ is not None:
                 self._drawn.add(round)
                 for drawn in drawn_of(seals, hash_, audit.share, segment_steps(manifest)):
-                    self._open[drawn.statement] = drawn, math.inf, 0.0
+                    self._open[drawn.key] = _Open(drawn)
+        if len(self._open) > before:
+            self._say(f"{len(self._open) - before} more segments are drawn, {len(self._open)} to be looked at")
 
     def _replay(
-        self, replayer: Replayer, manifest: Manifest, update: RunUpdate, drawn: Drawn, until: float
+        self, replayer: Replayer, manifest: Manifest, view: RunView, place: tuple[bytes, int], one: _Open
     ) -> Iterator[WatchLine]:
         """However slowly its files come: the time of what is withheld counts from when it was first missed."""
-        found = replayer.check(update.view, drawn)
+        drawn = one.drawn
+        where = f"round {drawn.round} replica {drawn.replica} stage {drawn.stage} segment {drawn.segment}"
+        total = self._done + len(self._open)
+        self._step(f"{bar(self._done, total)} looking at {where}: {self._done} of {total} drawn segments are done")
+        found = replayer.check(view, drawn)
         now = time.monotonic()
-        if found.finding is Finding.WITHHELD and now < until:
-            until = min(until, now + SERVE_TIMEOUTS * manifest.timing.round_timeout)
-            self._open[drawn.statement] = drawn, until, now + RETRY_SECONDS
+        if found.finding is Finding.WITHHELD and now < one.until:
+            if one.until == math.inf:
+                one.until = now + SERVE_TIMEOUTS * manifest.timing.round_timeout
+                self._say(f"{where}: {'; '.join(found.reasons)}; it is asked for again")
+            one.again = now + RETRY_SECONDS
             return
-        del self._open[drawn.statement]
-        yield _line(drawn, found, update.view.is_convicted(drawn.account))
+        del self._open[place]
+        self._done += 1
+        yield _line(drawn, found, view.is_convicted(drawn.account))
 
-    def _is_done(self, manifest: Manifest, update: RunUpdate) -> bool:
-        return not self._open and self._drawn.issuperset(drawable(update.view, manifest.audit.window))
+    def _is_done(self, manifest: Manifest, seen: Seen) -> bool:
+        if self._open:
+            return False
+        drawn = self._drawn.issuperset(drawable(seen.view, manifest.audit.window))
+        return seen.final or (drawn and finished(Terms.of(manifest), seen.view))
+
+
+@dataclass
+class _Open:
+    """A drawn contribution without a line, and the times (s) of its next replay and of the last one."""
+
+    drawn: Drawn
+    again: float = 0.0
+    until: float = math.inf  # nothing of it was missed yet
 
 
 def _line(drawn: Drawn, found: Replayed, convicted: bool) -> WatchLine:
-    outcome = found.outcome
+    outcome, verdict = found.outcome, found.verdict(convicted)
     distances = None
     if outcome is not None:
         names = ("weights", "optimiser", "activations", "gradients")
@@ -165,8 +223,7 @@ def _line(drawn: Drawn, found: Replayed, convicted: bool) -> WatchLine:
         account=drawn.account,
         statement=drawn.statement.hex(),
         finding=None if found.finding is None else found.finding.word,
-        verdict=found.verdict(convicted),
-        reasons=found.reasons,
-        disputed=found.disputed,
+        verdict="WARN" if verdict == "PASS" and found.direction else verdict,
+        reasons=(*found.reasons, *found.direction),
         distances=distances,
     )

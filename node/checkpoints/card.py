@@ -8,9 +8,33 @@ from __future__ import annotations
 from typing import Any
 
 from dlx.node.home.citation import Citation
+from dlx.node.round.challenges.evaluation import is_due
+from dlx.node.runs.listing import GGUF, HELD_OUT
 from dlx.training.recipe.manifest import Manifest
 
 CARD = "README.md"
+_SAID = f"[{HELD_OUT}]({HELD_OUT}): what drawn members had said of it on the ledger when this folder was pulled"
+
+_GGUF = ("Load it with llama.cpp:", "", "    llama-cli -m model.gguf")
+_TRANSFORMERS = (
+    "Load it (no code comes with it, and no pickle):",
+    "",
+    "    from transformers import AutoModelForCausalLM, AutoTokenizer",
+    "",
+    '    model = AutoModelForCausalLM.from_pretrained(".")',
+    '    tokenizer = AutoTokenizer.from_pretrained(".")',
+)
+
+_PEFT = (
+    "Load it (no code comes with it, and no pickle):",
+    "",
+    "    from peft import PeftModel",
+    "    from transformers import AutoModelForCausalLM, AutoTokenizer",
+    "",
+    '    model = AutoModelForCausalLM.from_pretrained("BASE")',
+    '    model = PeftModel.from_pretrained(model, ".")',
+    '    tokenizer = AutoTokenizer.from_pretrained(".")',
+)
 
 
 def card(manifest: Manifest, provenance: dict[str, Any]) -> str:
@@ -20,11 +44,19 @@ def card(manifest: Manifest, provenance: dict[str, Any]) -> str:
     loss = "none yet" if provenance["loss"] is None else f"{provenance['loss']:.4f} nats per token"
     licence = manifest.data.licence.replace("`", "'")
     licence = f"`{licence}`, as its creator states" if licence else "not stated"
+    adapter, kind, base = manifest.adapter, manifest.model.config["model_type"], ""
+    if adapter is not None:
+        base = f"`{adapter.base}`, as its creator states" if adapter.base else "no name stated"
+        base += f"; weights by stage: {', '.join(f'`{one.sha256}`' for one in manifest.base)}"
+        what = "merged into its base" if provenance["merged"] else "an adapter (PEFT)"
+        kind = f"{kind}, factors of rank {adapter.rank}, {what}"
     rows = [
-        ("model", f"{manifest.model.config['model_type']}, float32"),
+        ("model", f"{kind}, {provenance['dtype']}, {provenance['format']}"),
+        *([("base", base)] if base else []),
         ("version", f"{version}: the weights after {version} of {rounds} rounds"),
         *([("mean of", f"the versions {', '.join(map(str, mean))}")] if mean else []),
-        ("training loss", loss),
+        *([("held-out loss", _SAID)] if is_due(manifest, version) else []),
+        ("training loss, as members say", loss),
         ("run", f"`{provenance['run']}`"),
         ("ledger", f"`{provenance['ledger']}` on chain {provenance['chain_id']}"),
         ("manifest", f"`{provenance['manifest']}` (manifest.json)"),
@@ -34,6 +66,7 @@ def card(manifest: Manifest, provenance: dict[str, Any]) -> str:
     if (parent := manifest.lineage) is not None:
         started = Citation(parent.chain_id, parent.ledger, parent.run, parent.version)
         rows.insert(-5, ("started from", f"`{started}`"))
+    alone = adapter is not None and not provenance["merged"]
     stages = [
         f"| {stage['stage']} | `{stage['weights']}` | `{stage['transaction'] or 'genesis'}` |"
         for stage in provenance["stages"]
@@ -41,7 +74,7 @@ def card(manifest: Manifest, provenance: dict[str, Any]) -> str:
     return "\n".join(
         [
             "---",
-            "library_name: transformers",
+            f"library_name: {'gguf' if provenance['format'] == GGUF else 'peft' if alone else 'transformers'}",
             "pipeline_tag: text-generation",
             "tags: [dlx, decentralised-training]",
             "---",
@@ -65,12 +98,7 @@ def card(manifest: Manifest, provenance: dict[str, Any]) -> str:
             "",
             f"    dlx-node verify . --rpc-url URL --chain-id {provenance['chain_id']} --ledger {provenance['ledger']}",
             "",
-            "Load it (no code comes with it, and no pickle):",
-            "",
-            "    from transformers import AutoModelForCausalLM, AutoTokenizer",
-            "",
-            '    model = AutoModelForCausalLM.from_pretrained(".")',
-            '    tokenizer = AutoTokenizer.from_pretrained(".")',
+            *(_GGUF if provenance["format"] == GGUF else _PEFT if alone else _TRANSFORMERS),
             "",
         ]
     )

@@ -14,7 +14,8 @@ from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source
-from dlx.node.audit.sources.places import Places, open_sources
+from dlx.node.audit.sources.places import Places
+from dlx.node.audit.sources.search import open_sources
 from dlx.node.checkpoints import harness
 from dlx.node.checkpoints.pull import open_blobs, pull, read_manifest
 from dlx.node.home.errors import Failure
@@ -28,7 +29,9 @@ from dlx.training.data.shards import (
     Dataset,
     parse_data_manifest,
 )
+from dlx.training.models.batches import counted
 from dlx.training.models.evaluate import EvaluateError, heldout_loss, heldout_samples
+from dlx.training.models.model_files import MERGED
 
 
 class Tasks(msgspec.Struct, frozen=True):
@@ -78,10 +81,10 @@ def evaluate(
 
     Raises Failure, DataError.
     """
-    found = pull(domain, view, version, work / "model", sources, say, show)
+    found = pull(domain, view, version, work / "model", sources, say, show, form=MERGED)
     mean = found["average"] and {"versions": found["average"], "model": found["model"]}
     if mean and tasks is None:
-        found = pull(domain, view, found["version"], work / "sealed", sources, say, show, averaged=False)
+        found = pull(domain, view, found["version"], work / "sealed", sources, say, show, False, MERGED)
     result = {key: found[key] for key in ("run", "version", "manifest", "model")} | {"average": mean}
     result["stages"] = [{key: stage[key] for key in ("stage", "weights")} for stage in found["stages"]]
     if tasks is not None:
@@ -100,6 +103,7 @@ def evaluate(
             show(f"{bar(done, len(chosen))} held-out sample {done} of {len(chosen)}")
             _fetch(dataset, sample, length, blobs)
         show("computing the loss")
+        tokens = int(counted(dataset.batch("heldout", chosen, length)))
         models = [work / "sealed", work / "model"] if mean else [work / "model"]
         losses = [heldout_loss(model, dataset, length, samples, device) for model in models]
     except BlobMissing as error:
@@ -108,8 +112,7 @@ def evaluate(
         raise Failure(str(error)) from error
     unit = "byte" if dataset.manifest.tokenizer == "bytes" and dataset.vocab_size == BYTE_VALUES else "token"
     heldout = [
-        {"loss": loss, "perplexity": math.exp(min(loss, 700)), "per": unit, "samples": len(chosen)}
-        | {"tokens": len(chosen) * length}
+        {"loss": loss, "perplexity": math.exp(min(loss, 700)), "per": unit, "samples": len(chosen)} | {"tokens": tokens}
         for loss in losses
     ]
     return result | {"heldout": heldout[0], "average": mean and mean | {"heldout": heldout[1]}}

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from dlx.ground import durable
 from dlx.ground.constants import MICRO
@@ -18,18 +21,25 @@ from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.outer_replay import Replay, ReplayError
 from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source, WrongCopy
-from dlx.node.audit.sources.places import Places, open_sources
+from dlx.node.audit.sources.places import Places
+from dlx.node.audit.sources.search import open_sources
+from dlx.node.checkpoints import elsewhere, held_out, scores
 from dlx.node.checkpoints.card import CARD, card
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.formatting import bar
+from dlx.node.home.program import line
 from dlx.node.runs.find import RunReader, summary
-from dlx.node.runs.listing import MANIFEST, PROVENANCE, published, write_sums
+from dlx.node.runs.listing import GGUF, MANIFEST, PROVENANCE, SAFETENSORS, published, run_manifest, write_sums
 from dlx.training.data.shards import MAX_MANIFEST_BYTES, MAX_TOKENIZER_BYTES, DataError, parse_data_manifest
 from dlx.training.data.vocabulary import Vocabulary
 from dlx.training.models.export import ExportError, export
+from dlx.training.models.gguf_file import GgufError
+from dlx.training.models.gguf_file import check as check_gguf
+from dlx.training.models.model_files import Form
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.average import members
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, canonical_bytes, parse
+from dlx.training.recipe.recipe import parse_model
 from dlx.training.recipe.strict import ManifestError
 from dlx.training.recipe.usage import Usage
 from dlx.training.recipe.usage import parse as parse_usage
@@ -46,10 +56,26 @@ def pull_run(
     show: Callable[[str], None],
     say: Callable[[str], None],
     averaged: bool | None = None,
+    named: Sequence[bytes] = (),
+    form: Form = Form(),
+    wanted: str | None = None,
 ) -> dict[str, Any]:
-    """`pull` with blobs from `places` and the run's peers."""
+    """`pull` with blobs from `places` and the run's peers. Also writes and returns as `held_out` what members have said
+    of the version's held-out loss; None where it is not evaluated. Likewise `scores`: what accounts say of tasks, as
+    far as folders have it, or it is `named` by the sha256 of its blob."""
     with open_sources(client, view.run, places, say, show) as sources:
-        return pull(client.domain, view, version, out, sources, say, show, averaged)
+        found = pull(client.domain, view, version, out, sources, say, show, averaged, form, wanted)
+        with tempfile.TemporaryDirectory(prefix="dlx-scores-") as work:
+            statements, problems = scores.gather(view, found, sources, named, Path(work))
+    for problem in problems:
+        say(f"error: {problem}")
+    scores.write(out, statements)
+    manifest = run_manifest(out, found["manifest"])
+    said = held_out.read_version(client, view, manifest, found["version"])
+    return found | {
+        "held_out": None if said is None else msgspec.to_builtins(held_out.write(out, said)),
+        "scores": [scores.described(one, view) for one in statements],
+    }
 
 
 def follow(
@@ -92,8 +118,11 @@ def pull(
     say: Callable[[str], None],
     show: Callable[[str], None],
     averaged: bool | None = None,
+    form: Form = Form(),
+    wanted: str | None = None,
 ) -> dict[str, Any]:
-    """Write V[s, version] of all stages to the new folder `out`, merged.
+    """Write V[s, version] of all stages to the new folder `out`, in one file. Where the run trains an adapter that is
+    what PEFT loads, unless `form` is merged.
 
     Returns what provenance.json says, and also `checkpoint`, the sha256 (hex) of the list of files in SHA256SUMS, and
     `published`: who says where the version can be had, and whether with the same list (see runs.listing). Both say None
@@ -101,15 +130,17 @@ def pull(
 
     Where the manifest has an average, the mean of that version and some before it is written, and compared with what
     others published. `averaged`: None, as the manifest says; False, the version itself; True, only the mean.
+    `form`: in which the weights are written; the list of any other form than the default is compared with nothing.
+    `wanted`: the address of a pushed copy whose weights are tried before all sources, or "published" for those that the
+    ledger names; what it has of them is used only with the sealed hashes too.
 
     `version` counts sealed rounds; None is the newest that every stage has sealed. Each stage's weights come from a
     source that has them, else from replaying payloads, and are used only with the sealed hash. The folder appears
     complete or not at all. `show` is told each step, `say` what is worth keeping: who has wrong bytes. Raises Failure.
     """
     if not view.created:
-        raise Failure(
-            f"the ledger {domain.ledger} knows no run {view.run.hex()}: `dlx-node run list` shows those it knows"
-        )
+        shown = line("run", "list", of_ledger=True)
+        raise Failure(f"the ledger {domain.ledger} knows no run {view.run.hex()}: `{shown}` shows those it knows")
     newest = min(view.next_round(stage) for stage in range(view.config.stages))
     chosen = newest if version is None else version
     if not 0 <= chosen <= newest:
@@ -129,24 +160,44 @@ def pull(
         manifest, files = replay.manifest, []
         if averaged and manifest.average is None:
             raise Failure("the run's manifest has no average: name the version without /average")
+        if wanted and manifest.average is not None and averaged is not False:
+            raise UsageFailure("--from: the run publishes means, which no stage has sealed: name --sealed too")
+        merged = form.merged and manifest.adapter is not None
+        vocabulary, usage, complete = read_beside(manifest, blobs, show)
+        if form.gguf:
+            if manifest.adapter is not None and not merged:
+                raise Failure("the run trains an adapter: a GGUF file takes the whole model, --merged")
+            check_gguf(parse_model(manifest.model), vocabulary)
         mean = members(None if averaged is False else manifest.average, chosen)
+        for uri in elsewhere.offered(wanted, published(view, chosen)) if wanted else ():
+            sealed = [view.weights(stage, chosen) for stage in range(view.config.stages)]
+            try:
+                stranger = wanted == elsewhere.PUBLISHED
+                elsewhere.take(uri, stranger, manifest, sealed, work / "taken", blobs.work, show)
+                break
+            except Failure as error:
+                say(f"error: {error}; others are asked")
         for stage in range(view.config.stages):
             named = view.weights(stage, chosen).hex()[:16]
             show(f"{bar(stage, view.config.stages)} stage {stage} of {view.config.stages}: weights {named}")
             files.append((replay.mean if len(mean) > 1 else replay.rebuild)(stage, chosen, show))
-        vocabulary, usage, whole = read_beside(manifest, blobs, show)
-        model = export(manifest, files, work / "model", vocabulary, usage)
-        found = provenance(domain, view, chosen, mean) | {"model": model.hex()}
+        base = have_base(manifest, blobs, show) if merged else None
+        model = export(manifest, files, work / "model", vocabulary, usage, form, base)
+        found = provenance(domain, view, chosen, mean, manifest, merged) | {
+            "format": GGUF if form.gguf else SAFETENSORS,
+            "dtype": form.dtype,
+            "model": model.hex(),
+        }
         durable.write_bytes(work / "model" / PROVENANCE, (json.dumps(found, indent=2) + "\n").encode())
         durable.write_bytes(work / "model" / MANIFEST, canonical_bytes(manifest))
         durable.write_bytes(work / "model" / CARD, card(manifest, found).encode())
-        sums = write_sums(work / "model").hex() if whole else None
+        sums = write_sums(work / "model").hex() if complete or form.gguf else None
         durable.move(work / "model", out)
-    except (ReplayError, ExportError, WeightsError) as error:
+    except (ReplayError, ExportError, WeightsError, GgufError) as error:
         raise Failure(str(error)) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    comparable = whole and mean == members(manifest.average, chosen)
+    comparable = complete and form == Form() and mean == members(manifest.average, chosen)
     others = [
         other | {"same": other["checkpoint"] == sums if comparable else None} for other in published(view, chosen)
     ]
@@ -162,9 +213,23 @@ def open_blobs(sources: Sequence[Source], folder: Path, say: Callable[[str], Non
     return Blobs(sources, folder, name_wrong)
 
 
-def provenance(domain: Domain, view: RunView, version: int, mean: Sequence[int]) -> dict[str, Any]:
+def have_base(manifest: Manifest, blobs: Blobs, show: Callable[[str], None]) -> Path:
+    """The folder with the files of an adapter's base. Raises Failure."""
+    try:
+        for stage, named in enumerate(manifest.base):
+            show(f"{bar(stage, len(manifest.base))} stage {stage} of {len(manifest.base)}: base {named.sha256[:16]}")
+            blobs.get(bytes.fromhex(named.sha256), named.size)
+    except BlobMissing as error:
+        raise Failure(f"the base of the run's adapter cannot be had: {error}") from error
+    return blobs.work
+
+
+def provenance(
+    domain: Domain, view: RunView, version: int, mean: Sequence[int], manifest: Manifest, merged: bool
+) -> dict[str, Any]:
     """Where the version comes from; hashes in hex, those of the chain with 0x. Loss in nats per token, None at 0.
-    `average`: the versions whose `mean` the folder has, None where it has the version itself."""
+    `average`: the versions whose `mean` the folder has, None where it has the version itself. `base`: of an adapter the
+    file of each stage, None without one; `merged`: whether the folder has them too."""
     stages = []
     for stage in range(view.config.stages):
         sealed = view.sealed[stage, version - 1] if version else None
@@ -183,6 +248,8 @@ def provenance(domain: Domain, view: RunView, version: int, mean: Sequence[int])
         "version": version,
         "rounds": view.config.rounds,
         "average": list(mean) if len(mean) > 1 else None,
+        "base": [one.sha256 for one in manifest.base] or None,
+        "merged": merged,
         "manifest": view.config.manifest.hex(),
         "chain_id": domain.chain_id,
         "ledger": domain.ledger,
@@ -192,8 +259,8 @@ def provenance(domain: Domain, view: RunView, version: int, mean: Sequence[int])
 
 
 class Beside(NamedTuple):
-    """What the manifest names for the files beside the weights. `vocabulary`: of the run's data, None where its tokens
-    are bytes; `usage`: of the model that the run started from, None where there is none."""
+    """What the manifest names for the files beside the weights. `vocabulary`: of the run's data; `usage`: of the model
+    that the run started from, None where there is none."""
 
     vocabulary: Vocabulary | None
     usage: Usage | None
@@ -206,7 +273,9 @@ def read_beside(manifest: Manifest, blobs: Blobs, progress: Callable[[str], None
     try:
         content = blobs.get(bytes.fromhex(named.sha256), min(named.size, MAX_MANIFEST_BYTES)).read_bytes()
         data = parse_data_manifest(content)
-        if data.tokenizer != "bytes":
+        if data.tokenizer == "bytes":
+            vocabulary = Vocabulary.of_bytes()
+        else:
             path = blobs.get(bytes.fromhex(data.tokenizer.sha256), min(data.tokenizer.size, MAX_TOKENIZER_BYTES))
             vocabulary = Vocabulary.parse(path.read_bytes(), data.separator, "the run's tokenizer")
     except BlobMissing as error:

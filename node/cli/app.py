@@ -10,17 +10,32 @@ from __future__ import annotations
 import io
 import os
 import sys
+from contextvars import copy_context
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from dlx.ground.errors import DlxError, cause, in_words
 from dlx.node.cli import options
-from dlx.node.cli.auditing import audit, watch
-from dlx.node.cli.devnet import chain, demo
+from dlx.node.cli.auditing import audit, prove, watch
+from dlx.node.cli.devnet import chain, demo, devnet
 from dlx.node.cli.operate import logs, start, status, top
-from dlx.node.cli.runs import data, evaluate, history, pull, run, serve, verify, web
-from dlx.node.cli.setup import config, doctor, init, keys
+from dlx.node.cli.runs import (
+    bond,
+    campaign,
+    compare,
+    data,
+    evaluate,
+    evidence,
+    history,
+    pull,
+    push,
+    run,
+    serve,
+    verify,
+    web,
+)
+from dlx.node.cli.setup import config, doctor, init, join, keys
 from dlx.node.home import extras, sigbus
 
 INTERRUPTED = 130  # as a shell says it
@@ -34,10 +49,15 @@ app = options.Verbs(
 )
 
 app.command("demo")(demo.command)
+app.command("devnet")(devnet.command)
 app.command("init")(init.command)
+app.command("join")(join.command)
 app.command("chain")(chain.command)
 app.command("deploy")(chain.deploy)
 app.add_typer(run.app, name="run")
+app.add_typer(bond.app, name="bond")
+app.add_typer(evidence.app, name="evidence")
+app.add_typer(campaign.app, name="campaign")
 app.add_typer(data.app, name="data")
 app.add_typer(keys.app, name="keys")
 app.command("start")(start.command)
@@ -53,11 +73,14 @@ app.command("logs")(logs.command)
 app.command("history")(history.command)
 app.command("audit")(audit.command)
 app.command("watch")(watch.command)
+app.command("prove")(prove.command)
 app.command("web")(web.command)
 app.command("pull")(pull.command)
+app.command("push")(push.command)
 app.command("verify")(verify.command)
 app.command("serve")(serve.command)
 app.command("evaluate")(evaluate.command)
+app.command("compare")(compare.command)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -69,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
     _standard_streams()
     try:
         with extras.explained():
-            sys.exit(app(arguments))
+            sys.exit(copy_context().run(app, arguments))  # what it was called with is of this call alone
     except SystemExit as ended:
         try:
             sys.stdout.flush()  # here, where it can be told that it is full

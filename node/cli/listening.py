@@ -52,11 +52,14 @@ def _token(path: Path) -> str:
     from dlx.node.home.datadir import check_private
     from dlx.node.web.guard import MAX_TOKEN, MIN_TOKEN
 
+    options.existing_file(path, "--token-file")
     try:
         check_private(path)
         token = path.read_text().partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageFailure(f"--token-file {path}: cannot be read ({error})") from None
+    except OSError as error:
+        raise UsageFailure(f"--token-file {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UsageFailure(f"--token-file {path}: no text") from None
     if not MIN_TOKEN <= len(token) <= MAX_TOKEN or not token.isascii():
         raise UsageFailure(f"--token-file {path}: its first line needs {MIN_TOKEN} to {MAX_TOKEN} ASCII characters")
     return token

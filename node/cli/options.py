@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -24,7 +26,9 @@ from dlx.node.home.datadir import DataDir
 from dlx.node.home.diagnostics import Diagnosis
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.formatting import color_system
+from dlx.node.home.program import Called, called_with, program
 from dlx.node.home.settings import DEFAULTS, SETTINGS, Setting, Settings
+from dlx.node.home.values import wrong_account
 
 
 class _Help:
@@ -69,15 +73,44 @@ class Verbs(typer.Typer):
         try:
             return super().__call__(*arguments, prog_name="dlx-node", standalone_mode=False, **given) or 0
         except typer.TyperException as error:
-            context = getattr(error, "ctx", None)
-            why = error.format_message().rstrip(".")
+            typed = [str(one) for one in (arguments[0] if arguments and arguments[0] is not None else sys.argv[1:])]
+            why = _plain(error.format_message().rstrip("."))
             if not why:  # a group without a command: its help is shown already
                 return error.exit_code
-            see = context.command_path if context else "dlx-node"
+            if _NUMBER.fullmatch(number := str(getattr(error, "option_name", ""))):
+                values = [one for one in typed if one.startswith(number)]
+                again = shlex.join([*(one for one in typed if one not in values), "--", *values])
+                raise UsageFailure(f"{number} looks like an option: if it is a value, `{program()} {again}`") from None
+            see = self._path(typed)
             raise UsageFailure(f"{why[0].lower()}{why[1:]}: see `{see} --help`") from None
+
+    def _path(self, words: list[str]) -> str:
+        """The command that a line begins with, and its group: the parser does not know it of each error."""
+        from typer.main import get_command
+
+        command: Any = get_command(self)
+        path = [program()]
+        for word in words:
+            command = getattr(command, "commands", {}).get(word)
+            if command is None:
+                break
+            path.append(word)
+        return " ".join(path)
 
     def command(self, name: str | None = None, **given: Any) -> Any:
         return super().command(name, cls=_Command, **given)
+
+
+def _plain(why: str) -> str:
+    """What the parser says, without the words of the library that it is made with."""
+    for theirs, ours in (
+        ("Input should be less than or equal to", "expected at most"),
+        ("Input should be greater than or equal to", "expected at least"),
+        ("Input should be", "expected"),
+        ("Value error, ", ""),
+    ):
+        why = why.replace(theirs, ours)
+    return why.partition(", unable to parse")[0]
 
 
 class Given(NamedTuple):
@@ -87,6 +120,8 @@ class Given(NamedTuple):
     settings: dict[str, Any]  # by key; None or an empty list where an option was not given
 
 
+SCHEME = citation.SCHEME
+_NUMBER, _WIDEST = re.compile(r"-\d.*"), 10_000  # what the parser takes for an option; columns of a table
 LEDGER = ("rpc_url", "chain_id", "ledger")
 FEES = ("max_fee", "max_tip", "daily_budget")
 
@@ -161,12 +196,13 @@ def _run_id(given: str | None) -> str | None:
 def named_run(given: str) -> str:
     """The id of a run, or its first digits. A citation also says on which chain and ledger the run is: see `folder` and
     `cited_version`. Raises UsageFailure."""
-    if given.startswith(citation.SCHEME):
-        cited = get_current_context().meta[_CITED] = citation.parse(given)
+    if given.startswith(SCHEME):
+        cited, before = citation.parse(given), _cited()
+        if before is not None and before[:2] != cited[:2]:
+            raise UsageFailure(f"{before} and {cited} are on two ledgers: pull one of them to a folder first")
+        get_current_context().meta[_CITED] = cited
         return cited.run
-    from dlx.node.runs.find import id_digits
-
-    id_digits(given)
+    citation.id_digits(given)
     return given
 
 
@@ -177,7 +213,7 @@ _RUN: dict[str, Any] = {
     "callback": _run_id,
 }
 RunOption = Annotated[str | None, typer.Option("--run", **_RUN)]
-RunArgument = Annotated[str | None, typer.Argument(**_RUN)]
+RunArgument = Annotated[str | None, typer.Argument(metavar="RUN", **_RUN)]
 
 
 def folder(given: Given, *, may_be_new: bool = False) -> tuple[DataDir, Settings]:
@@ -197,7 +233,16 @@ def folder(given: Given, *, may_be_new: bool = False) -> tuple[DataDir, Settings
             if str(flags.get(key) or value).lower() != str(value).lower():
                 raise UsageFailure(f"{cited} is of {key} {value}, {SETTINGS[key].option} says {flags[key]}")
             flags[key] = value
-    return found, config.load(found, flags, os.environ)
+    settings = config.load(found, flags, os.environ)
+    called_with(Called(found.root, tuple(_ledger_words(flags))))
+    return found, settings
+
+
+def _ledger_words(flags: dict[str, Any]) -> list[str]:
+    """The options that name the ledger again. A URL that may hold a key is left to whoever pastes them."""
+    given = [(SETTINGS[key], flags[key]) for key in LEDGER if flags.get(key) is not None]
+    values = [(one, config.public_urls(tuple(value)) or ("URL",) if one.is_list else (value,)) for one, value in given]
+    return [str(word) for one, texts in values for text in texts for word in (one.option, text)]
 
 
 def cited_version(round: int | None) -> int | None:
@@ -232,10 +277,26 @@ def check_new_place(root: Path) -> None:
         raise UsageFailure(f"there is no folder {parent} to make {root.name} in: make it, or name another --datadir")
 
 
+def account(text: str, name: str) -> str:
+    """An account's address with its checksum. Raises UsageFailure, naming what it was given as, for what is none."""
+    from dlx.ledger.abi import checksum
+
+    if wrong := wrong_account(text):
+        raise UsageFailure(f"{name} {text[:60]!r}: {wrong}")
+    return checksum(bytes.fromhex(text[2:]))
+
+
 def existing_folder(path: Path, option: str) -> Path:
     """`path` itself. Raises UsageFailure, naming the option that it was given by, where it is no folder."""
     if not path.is_dir():
         raise UsageFailure(f"{option} {path}: there is no such folder")
+    return path
+
+
+def existing_file(path: Path, option: str) -> Path:
+    """`path` itself. Raises UsageFailure, naming the option that it was given by, where it is no file."""
+    if not path.is_file():
+        raise UsageFailure(f"{option} {path}: there is no such file")
     return path
 
 
@@ -253,7 +314,9 @@ def _check_place(folder: DataDir, named: bool) -> None:
     root = folder.root
     if not root.exists():
         if named:
-            raise UsageFailure(f"there is no folder {root}: make it with `dlx-node init`, or name another --datadir")
+            from dlx.node.home.keys.identity import making  # slow to import
+
+            raise UsageFailure(f"there is no folder {root}: make it with `{making(folder)}`, or name another --datadir")
     elif not root.is_dir() or (any(root.iterdir()) and not folder.is_a_nodes):
         raise UsageFailure(f"{root} is not the folder of a node or chain: name another --datadir")
 
@@ -274,11 +337,15 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: list[str], rows: list[list[Any]]) -> None:
-    """A table that a pipe gets whole: never cut to a width that is not a terminal's."""
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    """A table whose cells are whole, however narrow the terminal is."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)  # a narrow terminal wraps lines, which stay whole when they are copied
     for row in rows:
         table.add_row(*("" if cell is None else printable(str(cell)) for cell in row))
-    console().print(table)
+    made = console()
+    made.width = max(made.width, made.measure(table, options=made.options.update_width(_WIDEST)).maximum)
+    made.print(table)
 
 
 def print_fields(fields: list[tuple[str, Any]]) -> None:

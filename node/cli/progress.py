@@ -29,17 +29,22 @@ class Progress:
             sys.stderr.write(f"\r\x1b[2K{printable(line[:100])}")
             sys.stderr.flush()
 
+    def step(self, line: str) -> None:
+        """What takes a while begins: a log gets this line, too."""
+        self.say(line) if self._logs else self.show(line)
+
     def say(self, line: str) -> None:
-        self._clear()
+        self.clear()
         sys.stderr.write(f"dlx-node: {printable(line)}\n")
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._clear()
+        self.clear()
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Before something else is printed."""
         if self._live:
             sys.stderr.write("\r\x1b[2K")
 

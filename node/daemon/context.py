@@ -1,12 +1,13 @@
 """What a session, and who checks others' work, gets from the node around it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlx.ground.blobs import BlobStore
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.events import Sealed
+from dlx.ledger.sealer import Sealer
 from dlx.node.daemon.metrics import Metrics, Traffic
 from dlx.node.home.keys.slashing_protection import SlashingProtection
 from dlx.node.round.rules.deals import Deals
@@ -41,11 +42,13 @@ class Network:
     pipes: PipeService
     peer_of: Callable[[str], str | None]  # account -> libp2p peer id, as registered
     reject: Callable[[str, str], None]  # counts something refused: (reason, source)
+    said_before: Sequence[bytes]  # the messages that our own mailbox had when the node started
 
 
 @dataclass(frozen=True)
 class Chain:
     client: LedgerClient
+    sealer: Sealer
     now: Callable[[], float]  # the chain's time, in Unix seconds
 
 

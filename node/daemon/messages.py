@@ -2,12 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from enum import IntEnum
 from functools import lru_cache
 
 from dlx.ledger.typed import Domain, Report, Seal, SignedContribution, TypedError, recover
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.p2p import wire
+
+
+class Heard(IntEnum):
+    """What a message was that somebody kept for others."""
+
+    JUNK = 0  # none of this run, or signed by nobody
+    REFUSED = 1  # of who has no say in it or has said enough, or of no round of now
+    NO_NEWS = 2  # of what nobody here follows or can judge yet, or another word than the one that counts
+    NEWS = 3  # of a member, about a round that is open or will be soon
+
 
 MAX_STAGES = 64  # of any run: the ledger takes no more
 
@@ -27,7 +38,12 @@ def verdicts_topic(run: bytes) -> str:
     return f"/dlx/{run.hex()}/verdicts"
 
 
-def event_of(data: bytes, origin: str, run: bytes, domain: Domain) -> e.Event | None:
+def evaluations_topic(run: bytes) -> str:
+    """All members of the run take it."""
+    return f"/dlx/{run.hex()}/evaluations"
+
+
+def event_of(data: bytes, origin: str, run: bytes, domain: Domain) -> e.AboutRound | None:
     """What an encoded gossip message says, with its signer; None where it is not about a round of this run.
 
     Raises WireError for bytes that are no gossip message, TypedError for such as are no statement, SignatureError for a
@@ -56,14 +72,16 @@ def message_of(
 
 
 @lru_cache(maxsize=4096)  # a message may come by gossip and by request, and again while it cannot be judged yet
-def _read(data: bytes, run: bytes, domain: Domain) -> e.Event | None:
+def _read(data: bytes, run: bytes, domain: Domain) -> e.AboutRound | None:
     message = wire.decode(data)
     if isinstance(message, wire.ContributionMessage):
         signed = SignedContribution.decode(message.statement)
+        if signed.contribution.run != run:
+            return None
         return e.ContributionSeen(signed, signed.signer(domain), "")
     if not isinstance(message, wire.GossipMessage):
         raise wire.WireError("schema", "not a gossip message")
-    if isinstance(message, wire.VerdictMessage) or message.run != run:  # verdicts are the verifier's
+    if isinstance(message, wire.VerdictMessage | wire.EvaluationMessage) or message.run != run:  # others take those
         return None
     match message:
         case wire.ProposalMessage():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -38,8 +39,7 @@ class StageMetrics:
     tokens: Counter
     counted: Counter
     seals: Counter
-    vote: Gauge
-    outer_seconds: Histogram
+    weight: Gauge
     round_seconds: Histogram
 
 
@@ -60,6 +60,10 @@ class Metrics:
         )
         self._failures = Counter("dlx_part_failures", "Failures of the node's parts", ["part"], registry=registry)
         self.peers = Gauge("dlx_peers", "Peers that agreed on chain, ledger and run", registry=registry)
+        self.reachable = Gauge(
+            "dlx_reachable", "Whether peers can connect to this node: 1 yes, 0.5 by a relay, 0 no", registry=registry
+        )
+        self.reachable.set(math.nan)
         self.ledger_block = Gauge("dlx_ledger_block", "Newest ledger block seen", registry=registry)
         self._round = Gauge("dlx_round", "Round this node works on", _SLOT, registry=registry)
         self._loss = Gauge("dlx_loss", "Training loss of the last round, nats per token", _SLOT, registry=registry)
@@ -68,7 +72,7 @@ class Metrics:
             "dlx_contributions_counted", "Own contributions that a seal counted", _SLOT, registry=registry
         )
         self._seals = Counter("dlx_seals", "Seals of this node's stage seen on the ledger", _SLOT, registry=registry)
-        self._vote = Gauge("dlx_vote", "Whether this node votes on its stage's next seal", _SLOT, registry=registry)
+        self._weight = Gauge("dlx_weight", "This node's part of its stage's weight, 0 to 1", _SLOT, registry=registry)
         self._outer_seconds = Histogram(
             "dlx_outer_seconds", "Time of one outer step", _SLOT, registry=registry, buckets=_SECONDS
         )
@@ -90,7 +94,7 @@ class Metrics:
         if self._held is None or self._held[0] != stage:
             self._round.clear()
             self._loss.clear()
-            self._vote.clear()
+            self._weight.clear()
             labels = (self._run, str(stage))
             made = StageMetrics(
                 round=self._round.labels(*labels),
@@ -98,12 +102,16 @@ class Metrics:
                 tokens=self._tokens.labels(*labels),
                 counted=self._counted.labels(*labels),
                 seals=self._seals.labels(*labels),
-                vote=self._vote.labels(*labels),
-                outer_seconds=self._outer_seconds.labels(*labels),
+                weight=self._weight.labels(*labels),
                 round_seconds=self._round_seconds.labels(*labels),
             )
+            self._outer_seconds.labels(*labels)
             self._held = stage, made
         return self._held[1]
+
+    def outer_step(self, stage: int, seconds: float) -> None:
+        """One was taken, of whatever stage."""
+        self._outer_seconds.labels(self._run, str(stage)).observe(seconds)
 
     def count_bytes(self, traffic: Callable[[], Traffic], protocols: Callable[[], Traffic]) -> None:
         """From now on `dlx_bytes_total` says what `traffic` does, `dlx_protocol_bytes_total` what `protocols` does."""

@@ -3,8 +3,10 @@
 import gc
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from shlex import quote
 
 import trio
@@ -14,7 +16,7 @@ from starlette.types import ASGIApp
 from dlx.ground.blobs import BlobStore
 from dlx.ground.machine import stop_signals
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.errors import LedgerError
+from dlx.ledger.sealer import Sealer
 from dlx.ledger.view.run_view import RunView
 from dlx.node import version
 from dlx.node.audit.verdict_store import FILE, VerdictStore
@@ -25,26 +27,41 @@ from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import Follower
 from dlx.node.daemon.challenges.draws import Draws
 from dlx.node.daemon.challenges.evidence import Effort
+from dlx.node.daemon.challenges.leaving import Leaving
 from dlx.node.daemon.challenges.responder import ChallengeResponder
 from dlx.node.daemon.challenges.verifier import Verifier
 from dlx.node.daemon.context import Chain, Network, Observers, Operator, Run, RunContext, Storage
 from dlx.node.daemon.data.public_data import DataMirror, PublicData, private_folder
+from dlx.node.daemon.evaluation.evaluating import Evaluating
 from dlx.node.daemon.inbound import Inbound
+from dlx.node.daemon.mailbox.inbox import Inbox
+from dlx.node.daemon.mailbox.outbox import Outbox
+from dlx.node.daemon.mailbox.own import said_before, still_open
 from dlx.node.daemon.membership.eligibility import notices
+from dlx.node.daemon.membership.one_machine import OneMachine
+from dlx.node.daemon.membership.reachability import Reachability
 from dlx.node.daemon.membership.registration import Membership
 from dlx.node.daemon.membership.rest import Rest
-from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, seals_topic, verdicts_topic
+from dlx.node.daemon.membership.router import RouterPort
+from dlx.node.daemon.messages import MAX_STAGES, contributions_topic, evaluations_topic, seals_topic, verdicts_topic
 from dlx.node.daemon.metrics import Metrics, SealCounter, Traffic
+from dlx.node.daemon.own_time import OwnTime
 from dlx.node.daemon.slot.assignment import Assignment
 from dlx.node.daemon.supervisor import ReportHealthy, Supervisor
-from dlx.node.home import logs
+from dlx.node.daemon.vouching.vouching import Vouching
+from dlx.node.home import logs, remote
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.home.folder_lock import FolderLock
+from dlx.node.home.join_line import invitation
 from dlx.node.home.keys.identity import Account, NodeKey
 from dlx.node.home.keys.site import Site
 from dlx.node.home.keys.slashing_protection import SlashingProtection
 from dlx.node.home.ledgers import ask_first_funds
+from dlx.node.home.mailboxes import mailbox_of
+from dlx.node.home.program import called
 from dlx.node.home.settings import Settings
+from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import MOST_WINDOW
 from dlx.node.round.rules.deals import Deals
 from dlx.node.round.rules.plans import CATCH_UP_ROUNDS, Terms, seals_needed
@@ -53,13 +70,16 @@ from dlx.p2p.dialback import DialBack
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.gossip import Gossip
 from dlx.p2p.host import Host
+from dlx.p2p.relay.carrier import Carrier
+from dlx.p2p.relay.punch import Punch
+from dlx.p2p.relay.reservations import Reservations
 from dlx.p2p.verdicts import VerdictExchange
 from dlx.training.data.shards import DataError
 from dlx.training.recipe.strict import ManifestError
 from dlx.training.slot.rounds import Trained
 
-RETURN_SECONDS = 30.0  # for the block that has the return of our slot
 MEET_SECONDS = 10.0
+START_SECONDS = 600.0  # until it trains; afterwards only a session answers for it
 log = logs.get(__name__)
 
 
@@ -71,6 +91,7 @@ class Startup:
     stage: int | None
     settings: Settings
     datadir: DataDir
+    lock: FolderLock
     node_key: NodeKey
     account: Account
     site: Site | None = None
@@ -79,7 +100,8 @@ class Startup:
 def run_node(startup: Startup, client: LedgerClient) -> None:
     """Runs a node until it is stopped: SIGINT finishes the step and leaves, SIGTERM and SIGHUP keep the slot, a second
     signal exits now. Raises Failure where going on needs a person."""
-    trio.run(Node(startup, client).run)
+    clock = OwnTime()
+    trio.run(Node(startup, client).run, clock=clock, instruments=[clock])
 
 
 class Node:
@@ -88,6 +110,7 @@ class Node:
     def __init__(self, startup: Startup, client: LedgerClient) -> None:
         settings, datadir, account = startup.settings, startup.datadir, startup.account.address
         self._startup, self._client = startup, client
+        self._directory = datadir.state_of(startup.run)
         self._metrics = Metrics("0x" + startup.run.hex())
         self._supervisor = Supervisor(self._metrics.failed)
         self._clock = ChainClock()
@@ -96,26 +119,54 @@ class Node:
         self._store = BlobStore(datadir.blobs, settings.disk_quota or None, settings.disk_floor)
         self._host = self._make_host()
         self._metrics.count_bytes(self._traffic, self._host.protocols)
-        self._exchange = BlobExchange(self._host, self._store)
-        DialBack(self._host)
+        self._inbox = Inbox(
+            [remote.address(text, "--mailboxes") for text in settings.mailboxes], self._host.peer_id, self._peers,
+            self._host.agreed, lambda data, where: self._inbound.hear(data, where), self._open_round,
+            self._directory / "mailboxes",
+        )  # fmt: skip
+        self._exchange = BlobExchange(self._host, self._store, self._inbox)
+        dial_back = DialBack(self._host)
         run = startup.run
         self._gossip = Gossip(
             self._host,
-            (contributions_topic(run), verdicts_topic(run)),
+            (contributions_topic(run), verdicts_topic(run), evaluations_topic(run)),
             [seals_topic(run, stage) for stage in range(MAX_STAGES)],
         )
         self._metrics.count_gossip(self._gossip.traffic)
         self._membership = Membership(
-            client, self._follower, self._host, startup.run, account, startup.node_key.secret, startup.site
+            client,
+            self._follower,
+            self._host,
+            startup.run,
+            account,
+            startup.node_key.secret,
+            startup.site,
+            partial(invitation, datadir.invitations, startup.run),
+        )
+        self._one_machine = OneMachine(account, self._host, self._follower, startup.lock)
+        self._carrier, reservations = Carrier(self._host, settings.relay), Reservations(self._host)
+        Punch(self._host, dial_back)
+        self._router = RouterPort(self._host.peer_id, settings.router and not settings.announce, datadir.forwardings)
+        self._said_before: list[bytes] | None = None
+        self._outbox = self._make_outbox(self._directory / "mailbox")
+        self._reachability = Reachability(
+            self._host, dial_back, self._follower, self._carrier, reservations, self._router, settings.mailbox_read_at
         )
         self._rest = Rest(datadir.paused, settings.schedule, settings.when_idle, settings.resting)
+        self._leaving = Leaving(self._follower, self._membership, self._last_trained)
         self._assignment = Assignment(
-            self._follower, self._membership, self._supervisor, startup.stage, startup.settings.placement, self._rest
-        )
+            self._follower, self._membership, self._supervisor, startup.stage, startup.settings.placement, self._rest,
+            self._leaving.settled,
+        )  # fmt: skip
         self._verifier: Verifier | None = None
-        self._inbound = Inbound(self._host, self._gossip, lambda: self._assignment.session, lambda: self._verifier)
-        directory = datadir.state / startup.run.hex()[:16]
-        self._verdicts = VerdictStore(directory / FILE, startup.run, client.domain)
+        self._vouching: Vouching | None = None
+        self._evaluating: Evaluating | None = None
+        self._inbound = Inbound(
+            self._host, self._gossip, lambda: self._assignment.session,
+            lambda: self._vouching.sessions.values() if self._vouching else (), lambda: self._verifier,
+            lambda: self._evaluating,
+        )  # fmt: skip
+        self._verdicts = VerdictStore(self._directory / FILE, startup.run, client.domain)
         self._verdict_exchange = VerdictExchange(self._host, self._verdicts.listed)
         self._effort = Effort(settings.audit_share)
         self._seal_counter = SealCounter(self._metrics)
@@ -123,7 +174,8 @@ class Node:
             run=startup.run, account=account, rpc_url=settings.rpc_url, host=self._host, follower=self._follower,
             membership=self._membership, assignment=self._assignment, seal_counter=self._seal_counter,
             supervisor=self._supervisor, clock=self._clock, metrics=self._metrics, traffic=self._traffic,
-            rest=self._rest,
+            rest=self._rest, reachability=self._reachability, carrier=self._carrier, inbox=self._inbox,
+            outbox=self._outbox,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -142,14 +194,23 @@ class Node:
             log.info("node started", account=self._startup.account.address, peer=self._host.peer_id, http=url)
             for address in self._host.addresses:
                 log.info("listening", address=address)
+            nursery.start_soon(keep, "holding the folder", self._one_machine.hold_folder)
             nursery.start_soon(keep, "following the chain", self._follower.run)
             nursery.start_soon(keep, "hearing peers", self._inbound.run)
             nursery.start_soon(keep, "meeting members", self._meet_members)
+            nursery.start_soon(keep, "minding the account", self._one_machine.mind_account)
+            nursery.start_soon(keep, "reading mailboxes", self._inbox.run)
+            if self._outbox is not None:
+                nursery.start_soon(keep, "publishing to the mailbox", self._outbox.run)
+            nursery.start_soon(keep, "learning whether it can be reached", self._reachability.run)
+            nursery.start_soon(keep, "asking the router for a port", self._router.run)
             nursery.start_soon(keep, "measuring", self._measure)
             nursery.start_soon(keep, "minding the slot", self._mind)
             nursery.start_soon(keep, "minding the hours", self._rest.run)
             nursery.start_soon(keep, "training", self._assignment.run)
             await keep("registering the node", self._register)
+            nursery.start_soon(keep, "registering other addresses", self._follow_addresses)
+            nursery.start_soon(keep, "answering while it starts", self._answer_early)
             await keep("preparing the run", self._prepare)
             self._answer_for_work(nursery)
             gc.collect()
@@ -164,14 +225,19 @@ class Node:
             number = await anext(signals)
             notify("STOPPING=1")
             for_good = number == signal.SIGINT and not self._assignment.finished
-            doing = "finishing the step" + (", then returning the slot if there is one" if for_good else "")
+            doing = "finishing the step"
+            if for_good:
+                doing += ", then returning the slot if there is one"
+                doing += f", when what was drawn of our work is checked ({self._leaving.seconds:.0f} s at most)"
             why = "the terminal closed: " if number == signal.SIGHUP else ""
-            log.info(f"{why}stopping: {doing}; a second signal exits at once")
+            log.info(f"{why}stopping: {doing}; a second signal exits at once, and keeps the slot")
             self._overview.stopping = True
+            self._rest.close()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._leave, for_good)
                 async for again in signals:
                     if again != signal.SIGHUP:  # a terminal that closes says so more than once
+                        log.info("a second signal: exits at once, keeps the slot")
                         os._exit(1)  # the training process ends with our end of its socket
 
     async def _leave(self, for_good: bool) -> None:
@@ -179,15 +245,7 @@ class Node:
         SIGTERM keeps it, since a service that restarts goes on where it was, and so does a terminal that closes."""
         await self._assignment.close()
         if for_good:
-            try:
-                with trio.fail_after(RETURN_SECONDS):
-                    await self._membership.leave()
-            except (LedgerError, OSError) as error:
-                log.warning("the slot could not be returned", error=str(error))
-            except trio.TooSlowError:
-                log.warning(
-                    f"the slot may still be ours: the chain did not show its return within {RETURN_SECONDS:.0f} s"
-                )
+            await self._leaving.give_back()
         self._scope.cancel()
 
     async def _register(self, report_healthy: ReportHealthy) -> None:
@@ -200,8 +258,31 @@ class Node:
         settings, account = self._startup.settings, self._startup.account.address
         if account not in seen.nodes.nodes:
             await self._assignment.able.wait()  # who could never train has no business on the ledger
+        elif self._one_machine.registered == self._host.peer_id:
+            await self._one_machine.check_peer(seen.nodes.nodes[account].multiaddrs)
+        node = seen.nodes.nodes.get(account)
+        self._said_before = await said_before(
+            None if self._outbox is None else self._outbox.to,
+            None if node is None else mailbox_of(node.multiaddrs),
+            self._directory / "mailbox",
+        )
         await trio.to_thread.run_sync(ask_first_funds, settings, account, abandon_on_cancel=True)
-        await self._membership.register()
+        await self._membership.register(await self._reachability.settled())
+
+    async def _answer_early(self, report_healthy: ReportHealthy) -> None:
+        """Who starts answers whether it is there as soon as it has read the chain: until it trains the slot could be
+        lost. A machine that is slow to start has so much longer, and one that never trains has to be counted."""
+        began = trio.current_time()
+        async for seen in self._follower.seen.values():
+            session = self._assignment.session
+            if trio.current_time() > began + START_SECONDS:
+                return
+            if seen is not None and (session is None or session.machine is None):
+                await self._membership.answer(seen)
+            report_healthy()  # an answer that was refused came too late, and is not wanted any more
+
+    async def _follow_addresses(self, report_healthy: ReportHealthy) -> None:
+        await self._membership.follow_addresses(self._reachability.addresses, report_healthy)
 
     async def _prepare(self, report_healthy: ReportHealthy) -> None:
         """Have the run's manifest and the list of its data; then the slot opens."""
@@ -221,15 +302,22 @@ class Node:
         window = min(manifest.audit.window, MOST_WINDOW)
         self._follower.confirm(manifest.confirmations, max(seals_needed(Terms.of(manifest)), window + CATCH_UP_ROUNDS))
         self._client.confirm(manifest.confirmations)
-        directory = startup.datadir.state / startup.run.hex()[:16]
-        directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(parents=True, exist_ok=True)
         settings, inbound = startup.settings, self._inbound
         context = RunContext(
             Run(startup.run, manifest, view.config.manifest, listed, Deals.of(manifest)),
             self._signer,
-            Network(self._exchange, self._gossip, inbound.messages, inbound.pipes, self._peer_of, self._reject),
-            Chain(self._client, self._clock.now),
-            Storage(self._store, directory),
+            Network(
+                self._exchange,
+                self._gossip,
+                inbound.messages,
+                inbound.pipes,
+                self._peer_of,
+                self._reject,
+                self._said_before or (),
+            ),
+            Chain(self._client, Sealer(self._client, settings.campaigns), self._clock.now),
+            Storage(self._store, self._directory),
             Operator(settings.placement, private, settings.data_cache, lambda: self._rest.state.value is not None),
             Observers(self._metrics, self._traffic, self._on_trained, self._seal_counter.add),
         )
@@ -237,17 +325,26 @@ class Node:
         self._context = context
 
     def _answer_for_work(self, nursery: trio.Nursery) -> None:
-        """Serve what is drawn of our own work, and check others'."""
+        """Serve what is drawn of our own work, check others', and vouch for stages as a founder."""
         keep, context = self._supervisor.keep, self._context
+        self._overview.before = context.run.manifest.loss_before
         draws = Draws(self._follower, context.run.manifest, self._client.block_hash, self._clock.now)
         responder = ChallengeResponder(context, draws.rounds, self._view)
         verifier = Verifier(
             context, draws, self._verdicts, self._verdict_exchange, self._effort, self._view, self._host.agreed
         )
         self._overview.responder, self._overview.verifier, self._verifier = responder, verifier, verifier
+        self._leaving.open(verifier, context.run.manifest.timing.round_timeout)
+        self._overview.vouching = self._vouching = vouching = Vouching(self._follower, context)
+        if unpaid := turns.unpaid(context.run.manifest.audit.share, self._effort.share):
+            log.warning(unpaid)
+        nursery.start_soon(keep, "vouching", vouching.run)
         nursery.start_soon(keep, "drawing", draws.run)
         nursery.start_soon(keep, "keeping drawn work", responder.run)
         nursery.start_soon(keep, "checking others' work", verifier.run)
+        if context.run.manifest.evaluation.every:
+            self._evaluating = self._overview.evaluating = Evaluating(context, draws, self._view)
+            nursery.start_soon(keep, "evaluating versions", self._evaluating.run)
         if self._startup.settings.mirror_data:
             nursery.start_soon(keep, "mirroring the data", DataMirror(context).run)
 
@@ -255,18 +352,58 @@ class Node:
         seen = self._follower.seen.value
         return None if seen is None else seen.view
 
+    def _open_round(self) -> int | None:
+        view = self._view()
+        return view.open_round if view is not None and view.created else None
+
+    def _last_trained(self) -> int | None:
+        session = self._assignment.session
+        return session.last_trained if session else None
+
     def _on_trained(self, trained: Trained) -> None:
         self._effort.trained += trained.training_ms / 1000
 
+    # ---- mailboxes ----
+
+    def _make_outbox(self, folder: Path) -> Outbox | None:
+        settings, store = self._startup.settings, self._store
+        if not settings.mailbox:
+            return None
+        return Outbox(
+            remote.writable(settings.mailbox, "--mailbox"), self._own_blobs,
+            store.hashes if settings.mailbox_mirror else None, self._to_say, store.path, folder,
+        )  # fmt: skip
+
+    def _to_say(self) -> list[bytes] | None:
+        """For our own mailbox; None before what it showed at the start is known."""
+        if self._said_before is None:
+            return None
+        account = self._startup.account.address
+        stays = still_open(self._said_before, account, self._open_round() or 0)
+        said = self._inbound.said(None if self._startup.settings.mailbox_mirror else account)
+        return [*dict.fromkeys([*stays, *said])]
+
+    def _own_blobs(self) -> set[bytes]:
+        """What others may need of our own work now. Blocks on the disk."""
+        session, responder = self._assignment.session, self._overview.responder
+        return {*(session.own_blobs() if session else ()), *(responder.shown() if responder else ())}
+
     # ---- peers ----
+
+    def _peers(self) -> Mapping[str, Sequence[str]]:
+        seen = self._follower.seen.value
+        return {} if seen is None else seen.peers()
 
     def _make_host(self) -> Host:
         settings, client = self._startup.settings, self._client
         ledger = to_canonical_address(client.ledger)
-        hello = wire.Hello(wire.VERSIONS, wire.FEATURES, settings.chain_id, ledger, self._startup.run, version()[:32])
+        hello = wire.Hello(
+            wire.VERSIONS, wire.FEATURES, settings.chain_id, ledger, self._startup.run, version()[:32], os.urandom(8)
+        )  # fmt: skip
         return Host(
-            self._startup.node_key.secret, settings.listen, settings.announce, hello, settings.bootstrap, self._reject,
-            self._startup.datadir.state / self._startup.run.hex()[:16] / "peers.json",
+            self._startup.node_key.secret, settings.listen, settings.announce, hello, settings.bootstrap,
+            self._reject,
+            self._directory / "peers.json",
             settings.up_limit, settings.down_limit,
         )  # fmt: skip
 
@@ -284,15 +421,18 @@ class Node:
         """The ledger's runs, for who looks at this node's endpoint. An audit is a process of its own, which ends with
         this one; no version is pulled and packed here, because peers wait for what this process does."""
         from dlx.node.audit.sources.places import Places
+        from dlx.node.home.config import public_urls
         from dlx.node.web.app import Page
         from dlx.node.web.audits.runner import Auditing, where
         from dlx.node.web.guard import Guard
         from dlx.node.web.reading.reader import Reader
 
         settings, folder = self._startup.settings, self._startup.datadir
-        reader = Reader(self._client, folder.blob_folders, f"--datadir {quote(str(folder.root))}")
-        places = Places(nodes=tuple(folder.blob_folders), bootstrap=settings.bootstrap)
-        return Page(reader, Guard(None), Auditing(where(settings, folder, places))).app()
+        reach, urls = f"--datadir {quote(str(folder.root))}", public_urls(settings.rpc_url)
+        reader = Reader(self._client, folder.blob_folders, reach, settings.campaigns, urls)
+        places = Places(nodes=tuple(folder.blob_folders), bootstrap=settings.bootstrap, mailboxes=settings.mailboxes)
+        auditing = Auditing(where(settings, folder, places, called()._replace(folder=folder.root)))
+        return Page(reader, Guard(None), auditing, reachable=lambda: str(self._reachability)).app()
 
     def _traffic(self) -> Traffic:
         return self._host.traffic() | {"chain": self._client.rpc.traffic}
@@ -303,12 +443,12 @@ class Node:
         self._metrics.rejected(reason)
 
     async def _mind(self, report_healthy: ReportHealthy) -> None:
-        """Tell a person once what may cost this node its slot."""
+        """Tell a person once what may cost this node its slot, or have it change places."""
         account, known = self._startup.account.address, set[str]()
         async for seen in self._follower.seen.values():
             if seen is None or not seen.view.created:
                 continue
-            found = set(notices(seen.view, account, self._clock.now()))
+            found = {*notices(seen.view, account, self._clock.now()), *self._overview.unreached_neighbours()}
             for notice in sorted(found - known):
                 log.warning(notice)
             known = found
@@ -319,4 +459,5 @@ class Node:
             if seen is not None:
                 self._metrics.ledger_block.set(seen.head.block)
             self._metrics.peers.set(len(self._host.agreed()))
+            self._metrics.reachable.set(self._reachability.share)
             await trio.sleep(1)

@@ -22,15 +22,17 @@ from dlx.node.checkpoints.evaluation_store import Evaluation
 from dlx.node.daemon.api.status import NodeStatus
 from dlx.node.devnet.devnet import Devnet
 from dlx.node.home.datadir import DataDir
-from dlx.node.home.errors import Failure
-from dlx.node.home.ledgers import open_ledger
+from dlx.node.home.errors import Failure, NotReady
+from dlx.node.home.ledgers import ledger_client, open_index, open_ledger
 from dlx.node.round.challenges.verdicts import Finding
 from dlx.node.round.rules.plans import Terms, finished
+from dlx.node.runs.find import view_of
+from dlx.node.runs.held_out import HeldOut, read_held_out
 
 PROMPT = b"def "
-SAMPLE_BYTES = 320
+SAMPLE_BYTES = 160
 POLL_SECONDS = 1.0  # between two questions for the nodes' status
-CHECK_SECONDS = 20.0  # after the last seal
+CHECK_SECONDS = 8.0  # after the last seal
 STALL_SECONDS = 180.0  # without a seal: something is broken, and waiting longer would hide it
 
 
@@ -76,33 +78,45 @@ def follow(
 ) -> Observed:
     """Follows the ledger and, every `poll_seconds`, the nodes' status endpoints until the run is finished, or there is
     enough of it. Raises Failure when no round was sealed for `stall` seconds."""
-    run, terms = bytes.fromhex(devnet.shape.run[2:]), Terms.of(_manifest(devnet)[0])
-    with open_ledger(devnet.settings, DataDir(devnet.root)) as client:
-        feed, observed = client.feed(run), Observed(RunView(run, client.domain))
-        moved = looked = time.monotonic()
-        while True:
+    run, terms = bytes.fromhex(devnet.shape.run[2:]), _terms(devnet, stall)
+    client = ledger_client(devnet.settings, DataDir(devnet.root))  # on a busy machine the chain may be late
+    feed, observed = client.feed(run), Observed(RunView(run, client.domain))
+    moved = looked = time.monotonic()
+    while True:
+        devnet.check()
+        try:
+            events = client.poll(feed).events
+        except LedgerUnavailable:
+            events = ()
+        for event in events:
+            observed.apply(event)
+        if observed.view.created:
+            for round in observed.complete(time.time()):
+                on_round(observed, round)
+                moved = time.monotonic()
+        over = finished(terms, observed.view)
+        if over or time.monotonic() > looked + poll_seconds:
+            looked = time.monotonic()
+            found = {name: devnet.status(name) for name in devnet.names}
+            observed.statuses |= {name: status for name, status in found.items() if status is not None}
+            on_statuses(observed)
+        if over or enough():
+            return observed
+        if time.monotonic() > moved + stall:
+            raise Failure(f"no round was sealed for {stall:.0f} s: see {devnet.root / 'logs'}")
+        time.sleep(0.3)
+
+
+def _terms(devnet: Devnet, seconds: float) -> Terms:
+    """A chain that has just started beside nodes that start may be late for longer than a client waits."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return Terms.of(_manifest(devnet)[0])
+        except NotReady:
+            if time.monotonic() > deadline:
+                raise
             devnet.check()
-            try:
-                events = client.poll(feed).events
-            except LedgerUnavailable:
-                events = ()
-            for event in events:
-                observed.apply(event)
-            if observed.view.created:
-                for round in observed.complete(time.time()):
-                    on_round(observed, round)
-                    moved = time.monotonic()
-            over = finished(terms, observed.view)
-            if over or time.monotonic() > looked + poll_seconds:
-                looked = time.monotonic()
-                found = {name: devnet.status(name) for name in devnet.names}
-                observed.statuses |= {name: status for name, status in found.items() if status is not None}
-                on_statuses(observed)
-            if over or enough():
-                return observed
-            if time.monotonic() > moved + stall:
-                raise Failure(f"no round was sealed for {stall:.0f} s: see {devnet.root / 'logs'}")
-            time.sleep(0.3)
 
 
 def await_checks(devnet: Devnet, observed: Observed) -> None:
@@ -115,6 +129,20 @@ def await_checks(devnet: Devnet, observed: Observed) -> None:
         if reported and all(checks.checked == checks.drawn and not checks.undecided_bytes for checks in reported):
             return
         time.sleep(POLL_SECONDS)
+
+
+def await_evaluations(devnet: Devnet) -> None:
+    """Likewise the last version: give members a moment to say its held-out loss."""
+    deadline = time.time() + CHECK_SECONDS
+    while time.time() < deadline and any(one.missing for one in held_out(devnet).values()):
+        time.sleep(POLL_SECONDS)
+
+
+def held_out(devnet: Devnet) -> dict[int, HeldOut]:
+    """By version, what the ledger has of them now."""
+    with open_ledger(devnet.settings, DataDir(devnet.root)) as client, open_index(client) as index:
+        view = view_of(client, index, bytes.fromhex(devnet.shape.run[2:]))
+        return read_held_out(client, view, _manifest(devnet)[0])
 
 
 def outcome(devnet: Devnet, observed: Observed, report: Callable[[str], None]) -> dict[str, Any]:
@@ -133,6 +161,7 @@ def outcome(devnet: Devnet, observed: Observed, report: Callable[[str], None]) -
         report("pulling the final checkpoint")
         shutil.rmtree(checkpoint, ignore_errors=True)
         pull_run(client, view, None, checkpoint, places, lambda line: None, report)
+    report("measuring its loss on all text that nobody trained on")
     stages, rounds = devnet.shape.stages, len(observed.sealed_at)
     losses = [view.sealed[stages - 1, round].mean_loss / MICRO for round in range(rounds)]
     tokens = sum(view.sealed[0, round].steps for round in range(rounds)) * view.config.tokens_per_step
@@ -154,6 +183,7 @@ def outcome(devnet: Devnet, observed: Observed, report: Callable[[str], None]) -
         "rounds": rounds,
         "loss": losses,
         "heldout_loss": _heldout(devnet, checkpoint, rounds),
+        "held_out": {version: one.loss for version, one in held_out(devnet).items() if one.loss is not None},
         "tokens": tokens,
         "tokens_per_second": None if speed is None else round(speed, 1),
         "checks": checks(observed),
@@ -208,13 +238,13 @@ def work_counted(seals: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 def sample(checkpoint: Path) -> str:
-    """Text that the trained model writes."""
+    """Text that the trained model writes, the likeliest byte every time: a small model's chance is noise."""
     import torch
 
     from dlx.training.models.evaluate import generate
 
     torch.set_num_threads(1)  # the model is small: on a busy machine threads would wait for each other
-    return generate(checkpoint, PROMPT, SAMPLE_BYTES, seed=0, temperature=0.6).decode("utf-8", "replace")
+    return generate(checkpoint, PROMPT, SAMPLE_BYTES, temperature=0).decode("utf-8", "replace")
 
 
 def first_loss(devnet: Devnet) -> float:
@@ -239,7 +269,7 @@ def _heldout(devnet: Devnet, checkpoint: Path, version: int) -> float:
 
 def _noted(devnet: Devnet, version: int, loss: float) -> float:
     run = bytes.fromhex(devnet.shape.run[2:])
-    evaluation_store.add(DataDir(devnet.root).state, run, Evaluation(version, loss))
+    evaluation_store.add(DataDir(devnet.root), run, Evaluation(version, loss))
     return loss
 
 
@@ -267,7 +297,7 @@ def stopping(devnet: Devnet) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes says so more than once
-        sys.stderr.write("\ndlx-node: stopping every process; `dlx-node demo --resume` goes on from here\n")
+        sys.stderr.write(f"\ndlx-node: stopping every process; `{devnet.again}` goes on from here\n")
         raise
     finally:
         devnet.stop()

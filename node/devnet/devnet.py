@@ -19,31 +19,36 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, ClassVar, Self
+from typing import IO, ClassVar, Literal, Self
 
 import msgspec
 
 from dlx.ground import durable
 from dlx.ground.forks import Forked
+from dlx.ground.limits import cores
 from dlx.node.daemon.api.status import NodeStatus
 from dlx.node.devnet.server import NODES, PROGRAM, NodeServer, Wanted, end_with_parent
 from dlx.node.home import config
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.keys import identity
+from dlx.node.home.program import line
+from dlx.node.home.settings import DEFAULTS
 from dlx.node.home.values import is_loopback
 from dlx.node.trainer.spawn import SHARED, ForkServer
-from dlx.training.models.placement import cores
 
 CHAIN_SECONDS = 60.0
 STOP_SECONDS = 20.0
-_FILE = "devnet.json"
+FILE = "devnet.json"
 FORMAT = 1  # of it
 _OPEN = "--insecure-listen"  # of a chain that other machines reach
+_MOST_REPLICAS = 14
+Kind = Literal["demo", "devnet"]  # the command that made it, and that goes on with it
+ROOM = 6  # replicas that may join, beside those that it starts
 
 _DRAFT = """\
-# The run of `dlx-node demo`: a byte-level Llama of 0.9M parameters on the Python standard library's source text.
-name = "demo"
+# The run of `dlx-node {name}`: a byte-level Llama of 0.9M parameters on the Python standard library's source text.
+name = "{name}"
 rounds = {rounds}
 stages = {stages}
 min_replicas = {replicas}
@@ -62,6 +67,7 @@ max_position_embeddings = 128
 
 [data]
 source = ["text/*.py"]
+licence = "PSF-2.0"
 sequence_length = 128
 batch_size = 8
 micro_batches = 4
@@ -69,6 +75,7 @@ heldout = 0.05
 
 [inner]
 lr = 4e-3
+warmup = {warmup:g}  # one round of it
 
 [outer]
 lr = 0.8
@@ -85,7 +92,7 @@ round_timeout = 25
 eviction_time = 15
 
 [audit]
-share = 0.25  # more than usual, so that a short run shows some
+share = {share:g}  # more than usual, so that a short run shows some
 """
 
 
@@ -98,25 +105,36 @@ class DevnetShape:
     replicas: int
     stages: int
     block_time: float | None = None  # seconds; None: the embedded chain's own pace
+    kind: Kind = "demo"
     format: int = FORMAT
 
 
-def draft(rounds: int, replicas: int, stages: int) -> str:
-    """The demo's draft manifest. Raises UsageFailure for a shape it cannot have."""
+def draft(rounds: int, replicas: int, stages: int, name: Kind = "demo") -> str:
+    """The draft manifest of a demo, or of another command of this name. Raises UsageFailure for a shape it cannot
+    have."""
     layers = 4
     if not 1 <= stages <= layers:
         raise UsageFailure(f"--stages {stages}: the demo's model has {layers} layers, so 1 to {layers} stages")
-    if not 1 <= replicas <= 14:
-        raise UsageFailure(f"--replicas {replicas}: expected 1 to 14")
+    if not 1 <= replicas <= _MOST_REPLICAS:
+        raise UsageFailure(f"--replicas {replicas}: expected 1 to {_MOST_REPLICAS}")
     bounds = [layers * stage // stages for stage in range(stages + 1)]
     ranges = [list(pair) for pair in pairwise(bounds)]
-    return _DRAFT.format(rounds=rounds, replicas=replicas, stages=ranges, max_replicas=replicas + 2)
+    return _DRAFT.format(
+        name=name,
+        rounds=rounds,
+        warmup=min(0.05, 1 / rounds),
+        replicas=replicas,
+        stages=ranges,
+        max_replicas=replicas + ROOM,
+        share=0.25 if name == "demo" else DEFAULTS.audit_share,  # what newcomers' own settings allow
+    )
 
 
 @dataclass
 class Devnet:
     """`create` or `open` it, `start`, and always `stop`."""
 
+    kind: ClassVar[Kind] = "demo"
     forks_nodes: ClassVar[bool] = True  # of a process that has everything imported; else `command` is executed
 
     root: Path
@@ -144,20 +162,21 @@ class Devnet:
         `text` is the draft of another model than the demo's, of just these rounds and stages; `block_time`: seconds
         between blocks while transactions wait.
         """
-        toml = text or draft(rounds, replicas, stages)
-        if root.exists() and any(root.iterdir()):
-            raise UsageFailure(f"{root} is not empty: name a new folder, or continue what is there with --resume")
-        DataDir(root).create()
-        if text is None:
-            _copy_documents(root / "text")
         devnet = cls(root, DevnetShape("", rounds, replicas, stages, block_time))
-        devnet.make(toml, progress)
+        devnet.make(text, progress)
         return devnet
 
-    def make(self, toml: str, progress: Callable[[str], None]) -> None:
-        """The chain, the nodes' keys and the run of this draft, in the folder, which is new. Raises Failure."""
-        (self.root / "run.toml").write_text(toml)
+    def make(self, text: str | None, progress: Callable[[str], None]) -> None:
+        """The folder, which is new or empty, with the chain, the nodes' keys and the run of this draft; None: of the
+        demo's. Raises Failure."""
+        toml = text or draft(self.shape.rounds, self.shape.replicas, self.shape.stages, self.kind)
+        check_new(self.root, self.kind)
+        DataDir(self.root).create()
         try:
+            self._keep_shape()
+            if text is None:
+                copy_documents(self.root / "text")
+            (self.root / "run.toml").write_text(toml)
             self.start_chain()
             progress("keys for the nodes")
             for name in self.names:
@@ -166,7 +185,7 @@ class Devnet:
                 identity.create(folder, lambda: "", insecure_devnet=True)
                 config.write(folder.config, {"network": "devnet"})
             self.shape = replace(self.shape, run=self._create_run(progress))
-            durable.write_bytes(self.root / _FILE, json.dumps(self.shape.__dict__, indent=2).encode() + b"\n")
+            self._keep_shape()
         except BaseException as error:
             self.stop()
             if isinstance(error, KeyboardInterrupt):
@@ -175,16 +194,17 @@ class Devnet:
 
     @classmethod
     def open(cls, root: Path) -> Self:
-        """An earlier one, stopped. Raises Failure when there is none."""
-        try:
-            found = json.loads((root / _FILE).read_text())
-            if found.get("format", FORMAT) > FORMAT:
-                raise UsageFailure(f"{root} was made by a newer dlx-node (format {found['format']}): use that one")
-            return cls(root, DevnetShape(**found))
-        except FileNotFoundError:
-            raise UsageFailure(f"{root} holds no demo to resume: start one without --resume") from None
-        except (ValueError, TypeError, AttributeError) as error:
-            raise Failure(f"{root / _FILE} is damaged ({error}): start a new demo in another folder") from None
+        """An earlier one, stopped. Raises Failure when there is none, and UsageFailure where another command made
+        it."""
+        shape = shape_of(root)
+        if shape.kind != cls.kind:
+            raise UsageFailure(f"{root} holds a {shape.kind}: {_goes_on(root, shape.kind)}")
+        return cls(root, shape)
+
+    @property
+    def again(self) -> str:
+        """The command that goes on with it."""
+        return _again(self.root, self.kind)
 
     @property
     def names(self) -> list[str]:
@@ -201,7 +221,7 @@ class Devnet:
     # ---- where they run ----
 
     def address(self, name: str) -> str:
-        """The IPv4 address on which the chain ("chain") or a node listens."""
+        """The IP address on which the chain ("chain") or a node listens."""
         return "127.0.0.1"
 
     def command(self, name: str, module: Sequence[str]) -> list[str]:
@@ -212,11 +232,15 @@ class Devnet:
         """Of a node's `dlx-node start`."""
         return []
 
+    def threads(self) -> int:
+        """Of a node: the machine is shared out among all."""
+        return max(1, cores() // len(self.names))
+
     # ---- processes ----
 
     def start_chain(self, port: int = 0) -> None:
         """Start the embedded chain, or restart it where its nodes look for it; `rpc_url` is known afterwards."""
-        port = port or (self._last_port() if self._processes else 0)
+        port = port or (self.last_port() if self._processes else 0)
         arguments = ["chain", "--datadir", str(self.root), "--port", str(port)]
         arguments += ["--host", self.address("chain"), *([] if is_loopback(self.address("chain")) else [_OPEN])]
         pace = [] if self.shape.block_time is None else ["--block-time", str(self.shape.block_time)]
@@ -237,9 +261,10 @@ class Devnet:
         settings = self.settings
         arguments = ["start", "--datadir", str(self.folder(name).root), "--run", self.shape.run]
         arguments += ["--rpc-url", " ".join(settings.rpc_url), "--ledger", settings.ledger]
-        arguments += ["--listen", f"/ip4/{self.address(name)}/tcp/0"]  # many on one machine
+        address = self.address(name)
+        arguments += ["--listen", f"/{'ip6' if ':' in address else 'ip4'}/{address}/tcp/0"]  # many on one machine
         arguments += self.more_arguments(name)
-        arguments += ["--threads", str(max(1, cores() // len(self.names)))]
+        arguments += ["--threads", str(self.threads())]
         if program != PROGRAM:
             self._spawn(name, [*program, *arguments])
         elif self.forks_nodes:
@@ -306,8 +331,11 @@ class Devnet:
         with open_ledger(settings, folder, account.secret) as client:
             return create.create_run(self.root / "run.toml", folder, client, lambda what: None, progress).run
 
-    def _last_port(self) -> int:
-        """The port of the last start; 0, a free one, at first."""
+    def _keep_shape(self) -> None:
+        durable.write_bytes(self.root / FILE, json.dumps(self.shape.__dict__, indent=2).encode() + b"\n")
+
+    def last_port(self) -> int:
+        """Where its chain answered last; 0, a free one, at first."""
         try:
             return int(json.loads(DataDir(self.root).contracts.read_text())["rpc_url"].rpartition(":")[2])
         except FileNotFoundError:
@@ -369,7 +397,41 @@ class Devnet:
                 process.wait()
 
 
-def _copy_documents(folder: Path) -> None:
+def check_new(root: Path, kind: Kind) -> None:
+    """Raises UsageFailure unless the folder is new or empty. `kind`: what is to be made there."""
+    if (root / FILE).exists():
+        shape = shape_of(root)
+        raise UsageFailure(f"{root} holds a {shape.kind}: {_goes_on(root, shape.kind)}")
+    if root.exists() and any(root.iterdir()):
+        raise UsageFailure(f"{root} is not empty and holds no {kind}: name a new --datadir")
+
+
+def shape_of(root: Path) -> DevnetShape:
+    """Of the devnet in a folder, which was made whole. Raises Failure."""
+    try:
+        found = json.loads((root / FILE).read_text())
+        if found.get("format", FORMAT) > FORMAT:
+            raise UsageFailure(f"{root} was made by a newer dlx-node (format {found['format']}): use that one")
+        shape = DevnetShape(**found)
+    except FileNotFoundError:
+        raise UsageFailure(f"{root} holds no demo to resume: start one without --resume") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Failure(f"{root / FILE} is damaged ({error}): start a new demo in another folder") from None
+    if not shape.run:
+        raise UsageFailure(f"{root} holds a {shape.kind} that was not finished: remove it, or name a new --datadir")
+    return shape
+
+
+def _again(root: Path, kind: Kind) -> str:
+    verb = "demo --resume" if kind == "demo" else kind
+    return line(*verb.split(), folder=root)
+
+
+def _goes_on(root: Path, kind: Kind) -> str:
+    return f"`{_again(root, kind)}` goes on with it, or name a new --datadir"
+
+
+def copy_documents(folder: Path) -> None:
     """The demo's documents: copied, so that its draft means the same wherever the folder lies."""
     folder.mkdir()
     for path in Path(sysconfig.get_paths()["stdlib"]).glob("*.py"):

@@ -1,7 +1,7 @@
 """A site in one machine: a node for each stage of a run, all in one replica, as one command.
 
 Each node has a data folder of its own under stages/, with keys of its own that the given folder's password locks; its
-settings are the given folder's, with a port of its own.
+settings are the given folder's, with a port of its own. It also gets the site's invitation that the given folder keeps.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from dlx.ground import durable
-from dlx.ground.machine import expand, stop_signals
+from dlx.ground.machine import LOOK_SECONDS, expand, stop_signals
 from dlx.node.devnet.server import PROGRAM, end_with_parent
+from dlx.node.home import join_line
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.keys import identity
 from dlx.node.home.keys import site as sites
@@ -41,12 +42,14 @@ def run(folder: DataDir, settings: Settings, run: str | None, say: Callable[[str
         if not sites.key_file(folder, settings.site).exists():
             say(f"site {settings.site} gets a new key: {sites.make(folder, settings.site).address}")
         client = ledger_client(reached, folder)
-        chosen = find.resolve_patiently(client, run, say)
+        last = find.resolve_offline(folder.last_run, run)
+        chosen = find.resolve_patiently(client, run if last is None else last.hex(), say)
+        durable.write_bytes(folder.last_run, chosen.hex().encode())
         with client.events() as index:
-            stages = find.view_of(index, chosen).config.stages
+            stages = find.view_of(client, index, chosen).config.stages
         forks = ForkServer()
         try:
-            folders = [_prepared(folder, settings, stage) for stage in range(stages)]
+            folders = [_prepared(folder, settings, stage, chosen) for stage in range(stages)]
             nodes = [_start(own, reached, stage, chosen, str(forks.path)) for stage, own in enumerate(folders)]
             return _together({f"stage {stage}": node for stage, node in enumerate(nodes)})
         finally:
@@ -74,8 +77,8 @@ def _text(value: Any) -> str:
     return " ".join(value) if isinstance(value, tuple | list) else str(value)
 
 
-def _prepared(folder: DataDir, settings: Settings, stage: int) -> DataDir:
-    """The stage's own folder, with keys and the site's key."""
+def _prepared(folder: DataDir, settings: Settings, stage: int, run: bytes) -> DataDir:
+    """The stage's own folder, with keys, the site's key and its invitation to the run."""
     own = DataDir(folder.root / "stages" / str(stage))
     own.create()
     insecure = identity.is_insecure(folder)
@@ -83,6 +86,7 @@ def _prepared(folder: DataDir, settings: Settings, stage: int) -> DataDir:
     own.sites.mkdir(mode=0o700, exist_ok=True)
     key = sites.key_file(folder, settings.site).read_bytes()
     durable.write_bytes(sites.key_file(own, settings.site), key, durable.SECRET)
+    join_line.hand_on(folder.invitations, own.invitations, run)
     return own
 
 
@@ -116,9 +120,10 @@ def _together(nodes: Mapping[str, subprocess.Popen[bytes]]) -> int:
     shown = [threading.Thread(target=_show, args=(name, node.stdout), daemon=True) for name, node in nodes.items()]
     for thread in shown:
         thread.start()
-    codes: Sequence[int] = [node.wait() for node in nodes.values()]
     for thread in shown:
-        thread.join()
+        while thread.is_alive():
+            thread.join(LOOK_SECONDS)
+    codes: Sequence[int] = [node.wait() for node in nodes.values()]
     return max(abs(code) for code in codes)
 
 

@@ -39,17 +39,23 @@ class Dashboard:
         """One line for a round that every stage has sealed."""
         self._console.print(round_line(observed, round), soft_wrap=True)
 
+    def say(self, line: str) -> None:
+        """A remark among those lines."""
+        self._console.print(Text(f"dlx-node: {line}"), soft_wrap=True)
+
     def on_statuses(self, observed: Observed) -> None:
         """The nodes' table, on a terminal only."""
         if not self._console.is_terminal:
             return
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2))
-        for column in ("node", "slot", "round", "step", "loss", "tokens/s", "peers", "payload", "pipe", "doing"):
+        pipes = ("pipe",) if self._devnet.shape.stages > 1 else ()
+        columns = ("node", "slot", "round", "step", "loss", "tokens/s", "peers", "payload", *pipes, "doing")
+        for column in columns:
             table.add_column(column)
         for name in self._devnet.names:
             status = observed.statuses.get(name)
             if status is None:
-                table.add_row(name, *[""] * 8, "starting")
+                table.add_row(name, *[""] * (len(columns) - 2), "starting")
                 continue
             slot = "" if status.stage is None else f"replica {status.replica}, stage {status.stage}"
             table.add_row(
@@ -61,16 +67,16 @@ class Dashboard:
                 "" if status.tokens_per_second is None else f"{status.tokens_per_second:,.0f}",
                 str(status.peers),
                 size(status.traffic.payload.sent),
-                size(status.traffic.pipe.sent),
-                printable(status.waiting_for or status.phase),
+                *(size(status.traffic.pipe.sent) for _ in pipes),
+                f"waits for {printable(status.waiting_for)}" if status.waiting_for else printable(status.phase),
             )
         elapsed = Text(f"{time.time() - observed.started:.0f} s", style="dim")
         self._live.update(Group(table, elapsed), refresh=True)
 
 
 def round_line(observed: Observed, round: int) -> Text:
-    """What a sealed round was, in the ledger's number of it; amber where work was left out. What the nodes say of
-    themselves is of now, so a round of before this start has less to show."""
+    """What a sealed round was, in the ledger's number of it; amber where work was left out. A round of before this
+    start has no speed: when it began is not known."""
     seals = observed.seals(round)
     last = seals[-1]
     loss = f"{last.mean_loss / MICRO:.3f}" if last.count else f"{'-':^5}"
@@ -82,18 +88,12 @@ def round_line(observed: Observed, round: int) -> Text:
         times = observed.sealed_at
         before = times[round - 1] if round > observed.earlier else min(observed.started, times[round] - 1)
         rate = last.steps * observed.view.config.tokens_per_step / max(0.05, times[round] - before)
-        traffic = [status.traffic for status in observed.statuses.values()]
-        payload, pipe = sum(t.payload.sent for t in traffic), sum(t.pipe.sent for t in traffic)
-        peers = min((status.peers for status in observed.statuses.values()), default=0)
-        line += Text(f"{rate:>7,.0f} tokens/s  ") + work
-        line += Text(f"  peers {peers}  payload {size(payload)}  pipe {size(pipe)}")
-    else:
-        line += work
-    return line + Text(f"  transaction 0x{last.at.tx.hex()[:12]}")
+        line += Text(f"{rate:>7,.0f} tokens/s  ")
+    return line + work
 
 
 def terminal_plot(losses: list[float], width: int = 72, height: int = 14) -> str:
-    """Loss per round, drawn with text."""
+    """Training loss of each round, drawn with text."""
     import plotext
 
     plotext.clear_figure()

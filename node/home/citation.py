@@ -11,8 +11,10 @@ import re
 from typing import NamedTuple
 
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.values import wrong_account
 
 SCHEME = "dlx:"
+_SHORTEST_PREFIX = 6  # hex digits of a run's id
 _FORM = re.compile(r"dlx:(\d{1,19})/(0x[0-9a-fA-F]{40})/((?:0x)?[0-9a-fA-F]{6,64})(?:@(\d{1,9})(/average)?)?", re.ASCII)
 
 
@@ -46,4 +48,14 @@ def parse(text: str) -> Citation:
     if found is None:
         raise UsageFailure(f"{text[:200]!r} is no citation: expected dlx:CHAIN/LEDGER/RUN@VERSION")
     chain_id, ledger, run, version, average = found.groups()
+    if wrong := wrong_account(ledger):
+        raise UsageFailure(f"{text!r} is no citation: {ledger}: {wrong}")
     return Citation(int(chain_id), ledger, run, None if version is None else int(version), average is not None)
+
+
+def id_digits(given: str) -> str:
+    """The lower-case hex digits of a run id or its prefix. Raises UsageFailure for what can be none."""
+    text = given.lower().removeprefix("0x")
+    if not set(text) <= set("0123456789abcdef") or not _SHORTEST_PREFIX <= len(text) <= 64:
+        raise UsageFailure(f"{given!r} is no run id: expected 64 hex digits, or the first {_SHORTEST_PREFIX} or more")
+    return text

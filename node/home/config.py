@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -14,13 +15,21 @@ from urllib.parse import urlsplit
 import msgspec
 
 from dlx.ground import durable
+from dlx.ground.machine import expand
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.program import line, program
 from dlx.node.home.settings import SETTINGS, Settings
 from dlx.node.home.values import split
 
 _COMMAND_LINE, _ENVIRONMENT = "command line", "environment"
 _PLAIN = {bool: "expected true or false", int: "expected a whole number", float: "expected a number"}
+
+
+def whole_path(key: str, text: str) -> str:
+    """A setting's text as it is kept: a relative path is of the folder that the command was given in. Raises
+    Homeless."""
+    return str(expand(text).absolute()) if key in ("password_file", "private_data") and text else text
 
 
 def load(datadir: DataDir, flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
@@ -67,7 +76,7 @@ def write(path: Path, given: Mapping[str, Any]) -> bool:
 def check_key(key: str) -> None:
     """Raises UsageFailure for what is no key of config.toml."""
     if key not in SETTINGS:
-        raise UsageFailure(f"{key}: unknown key; the keys are {', '.join(SETTINGS)}")
+        raise UsageFailure(f"{key}: unknown key{_nearest(key)}; `{line('config', 'show')}` shows all")
 
 
 def change(path: Path, key: str, text: str | None) -> None:
@@ -115,10 +124,20 @@ def redacted_urls(urls: Sequence[str]) -> str:
     return ", ".join(f"{one.scheme}://{one.netloc.rpartition('@')[2]}" for one in parts)
 
 
+def public_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that name no user, path or query, in which hosted endpoints have their keys."""
+    parts = [(url, urlsplit(url)) for url in urls]
+    return tuple(
+        url
+        for url, one in parts
+        if not one.username and not one.password and not one.query and not one.fragment and one.path in ("", "/")
+    )
+
+
 def ledger_options(settings: Settings) -> str:
     """The options by which a command on any machine finds the ledger, without what only we may know."""
-    url = quote(redacted_urls(settings.rpc_url[:1]))
-    return f"--rpc-url {url} --chain-id {settings.chain_id} --ledger {settings.ledger}"
+    url = next(iter(public_urls(settings.rpc_url)), "URL")
+    return f"--rpc-url {quote(url)} --chain-id {settings.chain_id} --ledger {settings.ledger}"
 
 
 def _embedded_chain(path: Path) -> dict[str, Any]:
@@ -126,9 +145,9 @@ def _embedded_chain(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text())
-        return {key: found[key] for key in ("rpc_url", "chain_id", "ledger")}
+        return {key: found[key] for key in ("rpc_url", "chain_id", "ledger", "campaigns")}
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageFailure(f"{path} is damaged ({error!r}): delete it, `dlx-node chain` writes it again") from error
+        raise UsageFailure(f"{path} is damaged ({error!r}): delete it, `chain` writes it again") from error
 
 
 def _config_file(path: Path) -> dict[str, Any]:
@@ -140,9 +159,14 @@ def _config_file(path: Path) -> dict[str, Any]:
         raise UsageFailure(f"{path} is not valid TOML: {error}") from error
     unknown = sorted(set(found) - set(SETTINGS))
     if unknown:
-        known = ", ".join(SETTINGS)
-        raise UsageFailure(f"{path}: unknown key {', '.join(map(repr, unknown))}; the keys are {known}")
+        names = ", ".join(repr(key) + _nearest(key) for key in unknown)
+        raise UsageFailure(f"{path}: unknown key {names}; `{program()} start --help` has the keys, as options")
     return found
+
+
+def _nearest(key: str) -> str:
+    near = get_close_matches(key, SETTINGS, 1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -159,10 +183,14 @@ def _checked(source: str, key: str, value: Any, is_text: bool = False) -> Any:
         result = msgspec.convert(setting.parse(value), setting.type, strict=not is_text)
     except msgspec.ValidationError as error:
         why = f"expected {' or '.join(setting.choices)}" if setting.choices else _PLAIN.get(setting.type, str(error))
-        raise UsageFailure(f"{source}: {name}: {why} (got {value!r})") from None
+        raise UsageFailure(f"{source}: {name}: {why} (got {_in_words(value)})") from None
     if wrong := setting.wrong(result):
-        raise UsageFailure(f"{source}: {name}: {wrong} (got {value!r})")
+        raise UsageFailure(f"{source}: {name}: {wrong} (got {_in_words(value)})")
     return result
+
+
+def _in_words(value: Any) -> str:
+    return (", ".join(map(repr, value)) or "nothing") if isinstance(value, list | tuple) else repr(value)
 
 
 def _toml(value: Any) -> str:

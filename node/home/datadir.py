@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlx.ground import durable, locks
+from dlx.ground import durable, machine
+from dlx.ground.errors import Unsuited
 from dlx.ground.machine import expand
+from dlx.node.home import folder_lock
 from dlx.node.home.errors import Failure
+from dlx.node.home.folder_lock import FolderLock
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,11 @@ class DataDir:
         return self.root / "blobs"
 
     @property
+    def stages(self) -> list[DataDir]:
+        """The folders of the nodes of all stages, where a site has them in this one (`start --all-stages`)."""
+        return [DataDir(path) for path in sorted(self.root.glob("stages/*")) if path.is_dir()]
+
+    @property
     def blob_folders(self) -> list[Path]:
         """Where nodes of this folder keep blobs, as far as the folders exist: its own, a demo's nodes', a site's."""
         others = sorted(path for name in ("nodes", "stages") for path in self.root.glob(f"{name}/*/blobs"))
@@ -57,6 +65,10 @@ class DataDir:
     @property
     def state(self) -> Path:
         return self.root / "state"
+
+    def state_of(self, run: bytes) -> Path:
+        """What the folder keeps of one run: its stages, evidence, verdicts, evaluations."""
+        return self.state / run.hex()[:16]
 
     @property
     def signed(self) -> Path:
@@ -69,9 +81,19 @@ class DataDir:
         return self.state / "run"
 
     @property
+    def invitations(self) -> Path:
+        """By the run's id, the lines that `dlx-node join` took, and proofs that this account is in a run's list."""
+        return self.state / "invitations"
+
+    @property
     def paused(self) -> Path:
         """There as long as `dlx-node pause` holds."""
         return self.state / "paused.json"
+
+    @property
+    def forwardings(self) -> Path:
+        """Which ports routers may forward to the folder's node."""
+        return self.state / "forwardings.json"
 
     @property
     def outbox(self) -> Path:
@@ -104,7 +126,10 @@ class DataDir:
         return any(path.exists() for path in made)
 
     def create(self) -> None:
-        """Make the folders, readable by their owner only; existing ones are left as they are."""
+        """Make the folders, readable by their owner only; existing ones are left as they are. Raises Failure, and
+        Unsuited, before anything is made, where everybody could read them."""
+        if not durable.keeps_modes(machine.nearest(self.root)):
+            raise Unsuited(self.root, "without modes, on which everybody could read a secret")
         try:
             for folder in (self.root, self.keystore, self.blobs, self.state, self.logs):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -116,19 +141,18 @@ class DataDir:
         kept = [path for folder in (self.keystore, self.sites) if folder.is_dir() for path in sorted(folder.iterdir())]
         check_private(*(path for path in (self.node_key, *kept) if path.exists()))
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold node.lock: at most one node runs in a folder. The kernel frees it when the process dies."""
-        descriptor = os.open(self.root / "node.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            if not locks.take(descriptor, self.root / "node.lock"):
-                pid = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                raise Failure(f"another dlx-node (pid {pid}) runs in {self.root}: stop it, or choose another --datadir")
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            yield
-        finally:
-            os.close(descriptor)
+    def lock(self) -> AbstractContextManager[FolderLock]:
+        """Hold the folder: at most one node runs in it. Raises Failure, Unsuited, OSError."""
+        return folder_lock.hold(self._lock)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a node of this machine runs in it. Raises Unsuited, OSError."""
+        return folder_lock.is_held(self._lock)
+
+    @property
+    def _lock(self) -> Path:
+        return self.root / "node.lock"
 
 
 class NotPrivate(Failure):

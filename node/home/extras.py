@@ -16,11 +16,13 @@ from dlx.node.home.errors import NotReady
 
 # Packages that our modules import, by the extra that brings them; pyproject.toml names the distributions.
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "train": ("torch", "safetensors", "pyarrow", "zstandard"),
+    "train": ("torch", "safetensors", "pyarrow", "rensa", "zstandard"),
     "web": ("hypercorn", "jinja2", "starlette"),  # "train" brings them too
     "top": ("textual",),  # likewise
     "chain": ("eth",),
     "plot": ("matplotlib", "plotext"),
+    "gguf": ("gguf",),
+    "s3": ("s3fs",),
     "evaluate": ("lm_eval", "accelerate", "peft"),
 }
 
@@ -33,8 +35,8 @@ class MissingExtra(NotReady):
 
 
 def install(extra: str) -> str:
-    """The command that adds an extra, from where this distribution came: a clone, a wheel's file, an address, or else
-    the package index that it was taken from."""
+    """The command that adds an extra, from where this distribution came: a clone, a wheel's file or an address. Never
+    from a package index, where the name may be somebody else's."""
     from importlib.metadata import PackageNotFoundError, distribution  # slow to import, as the next
     from urllib.request import url2pathname
 
@@ -43,7 +45,7 @@ def install(extra: str) -> str:
     except (PackageNotFoundError, msgspec.DecodeError):
         found = _Origin()
     if not found.url:
-        return f'pip install "dlx-node[{extra}]"'
+        return f'pip install ".[{extra}]" in a clone of the source, or "FILE.whl[{extra}]" of its wheel'
     if found.url.startswith("file://"):
         place = url2pathname(urlsplit(found.url).path)
         return f'pip install {"--editable " if found.dir_info.get("editable") else ""}"{place}[{extra}]"'
@@ -52,7 +54,7 @@ def install(extra: str) -> str:
 
 
 class _Origin(msgspec.Struct):
-    """Of an installed distribution, as PEP 610 has it; without a URL it came from an index."""
+    """Of an installed distribution, as PEP 610 has it; without a URL it is not known where it came from."""
 
     url: str = ""
     dir_info: dict[str, bool] = {}

@@ -21,6 +21,14 @@ def size(count: float) -> str:
     raise AssertionError(count)
 
 
+def lasting(seconds: float) -> str:
+    """As people say it: 3.4 ms, 12.3 s, 4.1 min, 7.6 h, 12.3 days."""
+    for unit, size, most in (("ms", 1e-3, 0.9995), ("s", 1.0, 300.0), ("min", 60.0, 7200.0), ("h", 3600.0, 172800.0)):
+        if seconds < most:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 86400:,.1f} days"
+
+
 def bar(done: float, total: float) -> str:
     """How much of something is done: [#####...............] 25%."""
     part = min(1.0, max(0.0, done / total)) if total else 1.0

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
@@ -23,6 +23,7 @@ from dlx.ledger.abi import checksum
 from dlx.node.home import extras
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
+from dlx.node.home.program import line
 from dlx.node.home.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 _PROBE_SECONDS = 2.0
 _WORTH_SAYING = 1000  # blocks still to be read
-_ANSWER_SECONDS = 6.0
 _CHAIN_READY_SECONDS = 60.0
 _CHAIN_STOP_SECONDS = 15.0
 
@@ -48,7 +48,7 @@ def open_ledger(settings: Settings, datadir: DataDir, key: bytes | None = None) 
 
     with reachable_chain(settings, datadir) as here:
         client = ledger_client(here, datadir, key)
-        _check_chain(here.rpc_url, here.chain_id)
+        _check_chain(here)
         try:
             client.connect()
         except LedgerUnavailable as error:
@@ -61,12 +61,15 @@ def open_ledger(settings: Settings, datadir: DataDir, key: bytes | None = None) 
 @contextmanager
 def reachable_chain(settings: Settings, datadir: DataDir) -> Iterator[Settings]:
     """The settings with the URL where their chain answers: a folder's own embedded chain that does not run is started
-    for as long as this lasts. Raises UsageFailure for one with another chain id."""
-    if settings.ledger and _is_own_chain(settings, datadir) and not _serves(settings.rpc_url[0], settings):
+    for as long as this lasts. Raises UsageFailure for one with another chain id, and where another chain answers."""
+    is_own = bool(settings.ledger) and _is_own_chain(settings, datadir)
+    if is_own and not _serves(settings.rpc_url[0], settings):
         with _own_chain(datadir.chain, settings) as rpc_url:
             yield replace(settings, rpc_url=(rpc_url,))
-    else:
-        yield settings
+        return
+    if is_own:
+        _check_is_the_folders(datadir.chain, settings.rpc_url[0])
+    yield settings
 
 
 def ledger_client(settings: Settings, datadir: DataDir, key: bytes | None = None) -> LedgerClient:
@@ -76,14 +79,17 @@ def ledger_client(settings: Settings, datadir: DataDir, key: bytes | None = None
 
     if not settings.ledger:
         raise UsageFailure(
-            "no ledger is set: give --ledger ADDRESS (`dlx-node chain` and `dlx-node deploy` print it), "
-            f"or write it to {datadir.config}"
+            "no ledger is set: give --ledger ADDRESS (`chain` and `deploy` print it), "
+            f"or run `{line('config', 'set', 'ledger', 'ADDRESS', folder=datadir.root)}`"
         )
     address = checksum(bytes.fromhex(settings.ledger[2:]))
     outbox = datadir.outbox if key else None
     folder = index_folder(datadir)
     chain_id, limits = settings.chain_id, limits_of(settings)
-    return LedgerClient(settings.rpc_url, address, key, outbox, chain_id=chain_id, folder=folder, limits=limits)
+    return LedgerClient(
+        settings.rpc_url, address, key, outbox, chain_id=chain_id, folder=folder, limits=limits,
+        rpc_timeout=settings.rpc_timeout,
+    )  # fmt: skip
 
 
 def limits_of(settings: Settings) -> Limits:
@@ -118,7 +124,7 @@ def ask_first_funds(settings: Settings, account: str) -> None:
     from dlx.ledger.deployment import fund
     from dlx.ledger.rpc.rpc_client import RpcClient
 
-    rpc = RpcClient(settings.rpc_url, chain_id=settings.chain_id)
+    rpc = RpcClient(settings.rpc_url, settings.rpc_timeout, chain_id=settings.chain_id)
     is_embedded = str(rpc.call("web3_clientVersion")).startswith("dlx-chain/")
     if is_embedded and rpc.number("eth_getBalance", account, "latest") == 0:
         fund(settings.rpc_url, account, chain_id=settings.chain_id)
@@ -134,19 +140,23 @@ def open_index(client: LedgerClient) -> Iterator[EventIndex]:
 
 
 def deploy_contracts(settings: Settings, key: bytes, outbox: Path | None = None) -> dict[str, Any]:
-    """Deploy both contracts from the account of `key`: {"rpc_url", "chain_id", "registry", "ledger", "block"}, the
-    last being that of the first of them."""
+    """Deploy the contracts from the account of `key`: {"rpc_url", "chain_id", "registry", "ledger", "campaigns",
+    "block"}, the last being that of the first of them."""
     from dlx.ledger.deployment import deploy
     from dlx.ledger.keys import account_of
 
-    _check_chain(settings.rpc_url, settings.chain_id)
+    _check_chain(settings)
     ask_first_funds(settings, account_of(key))
-    found = deploy(settings.rpc_url, key, outbox, limits=limits_of(settings), chain_id=settings.chain_id)
+    found = deploy(
+        settings.rpc_url, key, outbox, limits=limits_of(settings), chain_id=settings.chain_id,
+        rpc_timeout=settings.rpc_timeout,
+    )  # fmt: skip
     return {
         "rpc_url": " ".join(settings.rpc_url),
         "chain_id": settings.chain_id,
         "registry": found.registry,
         "ledger": found.ledger,
+        "campaigns": found.campaigns,
         "block": found.since,
     }
 
@@ -165,7 +175,8 @@ def deploy_embedded(datadir: DataDir, rpc_url: str, chain_id: int) -> dict[str, 
 
 
 def read_contracts(datadir: DataDir) -> dict[str, Any] | None:
-    """What `dlx-node chain` wrote about the folder's embedded chain: rpc_url, chain_id, registry, ledger, block."""
+    """What `dlx-node chain` wrote about the folder's embedded chain: rpc_url, chain_id, registry, ledger, campaigns,
+    block."""
     try:
         return json.loads(datadir.contracts.read_text())
     except FileNotFoundError:
@@ -177,15 +188,15 @@ def _show_progress(block: int, last: int) -> None:
         sys.stderr.write(f"dlx-node: reading the ledger, block {block:,} of {last:,}\n")
 
 
-def _check_chain(rpc_url: Sequence[str], expected: int) -> None:
-    """Raise UsageFailure unless an endpoint answers, soon, with this chain id, or where all have others."""
+def _check_chain(settings: Settings) -> None:
+    """Raise NotReady unless an endpoint answers, soon, with the chain id, UsageFailure where all have others."""
     from dlx.ledger.errors import LedgerUnavailable, WrongLedger
     from dlx.ledger.rpc.rpc_client import RpcClient
 
     try:
-        RpcClient(rpc_url, patience=_ANSWER_SECONDS, chain_id=expected).chain_id()
+        RpcClient(settings.rpc_url, settings.rpc_timeout, chain_id=settings.chain_id).impatient().chain_id()
     except LedgerUnavailable as error:
-        raise NotReady(f"{error}; start `dlx-node chain` there, or check --rpc-url") from None
+        raise NotReady(f"{error}; start `chain` there, or check --rpc-url") from None
     except WrongLedger as error:
         raise UsageFailure(f"{error}: check --rpc-url or --chain-id") from None
 
@@ -204,6 +215,27 @@ def check_chain_id(datadir: DataDir, chain_id: int) -> None:
     own = read_contracts(datadir)
     if own is not None and own["chain_id"] != chain_id:
         raise UsageFailure(f"{datadir.chain} is on chain {own['chain_id']}, not {chain_id}: check --chain-id")
+
+
+def _check_is_the_folders(chain: Path, rpc_url: str) -> None:
+    """Raises UsageFailure where what answers is not the chain in the folder, as where a copy of it listens on its port:
+    it has to have the newest block that is there."""
+    from dlx.ledger.chain import ChainError
+    from dlx.ledger.chain.on_disk import newest_block
+    from dlx.ledger.rpc.rpc_client import RpcClient
+
+    rpc = RpcClient(rpc_url, timeout=_PROBE_SECONDS)
+    try:
+        number, digest = newest_block(chain)
+    except ChainError as error:
+        raise UsageFailure(f"whether {rpc_url} serves the chain in {chain} cannot be told: {error}") from None
+    found = rpc.header(number)
+    if found is None or found.hash != digest:
+        there = "no such block" if found is None else f"0x{found.hash.hex()}"
+        raise UsageFailure(
+            f"{rpc_url} does not serve the chain in {chain}: its block {number} is 0x{digest.hex()}, {there} there; "
+            "end what listens there, or name another --rpc-url"
+        )
 
 
 def _serves(rpc_url: str, settings: Settings) -> bool:

@@ -6,6 +6,7 @@ log.info("round sealed", round=3, loss=2.71)
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import logging.handlers
@@ -54,15 +55,34 @@ def setup(style: Literal["text", "json"], folder: Path | None, level: str = "INF
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handlers.append(
-            logging.handlers.RotatingFileHandler(
-                folder / "node.log", maxBytes=_FILE_BYTES, backupCount=_FILES_KEPT, encoding="utf-8"
-            )
-        )
+        handlers.append(_File(folder / "node.log"))
     for handler in handlers:
         handler.setFormatter(formatter)
     logging.basicConfig(handlers=handlers, level=logging.WARNING, force=True)
     logging.getLogger("dlx").setLevel(level)
+
+
+class _File(logging.handlers.RotatingFileHandler):
+    """While the disk is full, lines are missing in the file. That is said once, on stderr."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, maxBytes=_FILE_BYTES, backupCount=_FILES_KEPT, encoding="utf-8")
+        self._failed = self._told = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._failed = False
+        super().emit(record)
+        self._told = self._failed
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            return super().handleError(record)
+        self._failed = True
+        if self._told:
+            return
+        with contextlib.suppress(OSError):  # stderr may be a file on the same disk
+            print(f"dlx-node: {self.baseFilename}: {error.strerror}: lines are missing there", file=sys.stderr)
 
 
 class _Text(logging.Formatter):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from dlx.node.home import values
+from dlx.node.home.errors import UsageFailure
 from dlx.node.home.hours import wrong_hours
 from dlx.training.models.placement import Checkpoint, Placement, wrong_address, wrong_device
 
@@ -73,6 +74,8 @@ class Setting:
             return "on" if value else "off"
         if self.parse is values.size:
             return values.size_text(value)
+        if self.parse is values.size_or_off:
+            return values.size_text(value) if value else "off"
         return str(value).removesuffix(".0") if self.type is float else str(value)
 
 
@@ -110,7 +113,17 @@ class Settings:
         section="Several chain nodes",
     )
     chain_id: int = setting(31337, "Chain id that the endpoints must answer with.", wrong=values.wrong_chain)
-    ledger: str = setting("", "Address of the TrainingLedger contract.", wrong=values.wrong_account)
+    rpc_timeout: float = setting(
+        10.0,
+        "Seconds that a chain node may take for an answer; what is asked again anyway waits for half of that.",
+        wrong=values.wrong_timeout,
+    )
+    ledger: str = setting("", "Address of the TrainingLedger contract.", wrong=values.wrong_contract)
+    campaigns: str = setting(
+        "",
+        "Address of the Campaigns contract, which pays for work; `dlx-node deploy` prints it.",
+        wrong=values.wrong_contract,
+    )
     max_fee: float = setting(
         100.0,
         "Most that a unit of gas may cost, in gwei, base fee and tip together; above it nothing is signed.",
@@ -124,7 +137,7 @@ class Settings:
         wrong=values.wrong_budget,
     )
     listen: tuple[str, ...] = setting(
-        ("/ip4/127.0.0.1/tcp/4650",),  # the same after a restart, as others remember it
+        ("/ip4/0.0.0.0/tcp/4650", "/ip6/::/tcp/4650"),  # the same after a restart, as others remember it
         "Multiaddrs that the node listens on.",
         metavar="MULTIADDR",
         wrong=values.wrong_listen,
@@ -229,8 +242,9 @@ class Settings:
         False, "Fetch all of the run's training data and first weights, and keep them for others."
     )
     audit_share: float = setting(
-        0.05,
-        "Part of the seconds trained that checking others' drawn work may take, 0 to 1; alarms go beyond.",
+        0.1,
+        "Part of the seconds trained that checking others' drawn work may take, 0 to 1; alarms go beyond. A run's"
+        " audit.share takes about as much.",
         wrong=values.wrong_share,
     )
     up_limit: int = setting(
@@ -244,6 +258,40 @@ class Settings:
         "Bytes a second (or 2MB, 500kB) to receive from them; 0: any number.",
         parse=values.size,
         wrong=values.wrong_size,
+    )
+    relay: int = setting(
+        4 * 10**6,
+        "Bytes a second (or 2MB, 500kB) to carry for members that cannot be reached, if this node can be; off: none.",
+        parse=values.size_or_off,
+        wrong=values.wrong_size,
+        section="Relays",
+    )
+    router: bool = setting(
+        True,
+        "Ask the router to forward the port, where peers cannot connect and the node listens to others.",
+        section="At home",
+    )
+    mailbox: str = setting(
+        "",
+        "Folder, or address of https or s3, to publish to for members that cannot connect to this node.",
+        metavar="TO",
+        wrong=values.wrong_mailbox,
+        section="A mailbox",
+    )
+    mailbox_url: str = setting(
+        "",
+        "Address of https at which others read it, which goes to the ledger; where they publish to one, it is that.",
+        metavar="URL",
+        wrong=values.wrong_mailbox_url,
+    )
+    mailbox_mirror: bool = setting(
+        False, "Publish all that this node serves there, for members that can connect to nobody."
+    )
+    mailboxes: tuple[str, ...] = setting(
+        (),
+        "Others' mailboxes to read beside those on the ledger: folders, or addresses of https, http or s3.",
+        metavar="FROM",
+        wrong=values.wrong_mailboxes,
     )
     schedule: tuple[str, ...] = setting(
         (),
@@ -261,6 +309,15 @@ class Settings:
     resting: Literal["keep", "leave"] = setting(
         "keep", "What a resting node does: keep (the slot, by the fewest inner steps that count) or leave (it)."
     )
+
+    @property
+    def mailbox_read_at(self) -> str:
+        """Where others read the node's mailbox; empty where it has none that everybody can read. Raises UsageFailure
+        for what cannot go to the ledger."""
+        url = self.mailbox_url or (self.mailbox if self.mailbox.startswith("https://") else "")
+        if wrong := values.wrong_mailbox_url(url):
+            raise UsageFailure(f"--mailbox: {wrong}, or --mailbox-url besides")
+        return url.rstrip("/")
 
     @property
     def placement(self) -> Placement:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from dlx.ledger.abi import checksum
 from dlx.training.models.placement import MOST_RANKS, MOST_THREADS, wrong_device
 
 _MOST_ETHER = _MOST_GWEI = 1_000_000
@@ -39,9 +40,14 @@ def size(given: Any) -> Any:
     return int(float(number) * (1024 if binary else 1000) ** power)
 
 
+def size_or_off(given: Any) -> Any:
+    """As `size`; 0 for off."""
+    return 0 if str(given).lower() in ("off", "false") else size(given)
+
+
 def size_text(count: int) -> str:
     """A number of bytes as `size` takes it, with a unit where that is exact."""
-    units = ((1 << 30, "GiB"), (10**9, "GB"))
+    units = ((1 << 30, "GiB"), (10**9, "GB"), (1 << 20, "MiB"), (10**6, "MB"))
     return next((f"{count // unit}{name}" for unit, name in units if count and count % unit == 0), str(count))
 
 
@@ -75,6 +81,7 @@ wrong_size = within(0, 2**63 - 1, "a number of bytes, or text such as 20GB or 51
 wrong_count = within(1, MOST_RANKS, f"a number from 1 to {MOST_RANKS}")
 wrong_chain = within(1, 2**63 - 1, "a positive number")
 wrong_port = within(0, 65535, "a port from 0 to 65535")
+wrong_timeout = within(1, 600, "seconds, from 1 to 600")
 wrong_share = within(0, 1, "a number from 0 to 1")
 wrong_tip = within(0, _MOST_GWEI, f"gwei, from 0 to {_MOST_GWEI:,}")
 wrong_budget = within(0, _MOST_ETHER, f"ETH, from 0 to {_MOST_ETHER:,}")
@@ -115,12 +122,44 @@ def _is_url(text: str) -> bool:
         return False
 
 
+def wrong_mailbox(text: str) -> str | None:
+    """A place to publish to, or to read: a folder or an address."""
+    parts = urlsplit(text) if "://" in text else None
+    if parts is None or parts.scheme == "file":
+        return None
+    plain = not (parts.query or parts.fragment or "@" in parts.netloc)
+    if parts.scheme in ("http", "https", "s3") and parts.netloc and plain:
+        return None
+    return "expected a folder, or an address of https, http or s3 without user, ? and #"
+
+
+def wrong_mailbox_url(url: str) -> str | None:
+    """As members have it on the ledger."""
+    plain = url.isascii() and url.isprintable() and len(url) <= 256 and not set(url) & set("?#@ \\")
+    if url and not (url.startswith("https://") and plain):
+        return "expected an address of https of at most 256 characters of ASCII without ?, #, @, \\ and blanks"
+    return wrong_mailbox(url)
+
+
+def wrong_mailboxes(texts: tuple[str, ...]) -> str | None:
+    if len(texts) > _MOST_PLACES:
+        return f"expected at most {_MOST_PLACES}"
+    return next((wrong for text in texts if (wrong := wrong_mailbox(text))), None)
+
+
 def wrong_account(address: str) -> str | None:
-    try:
-        fine = address == "" or (address.startswith("0x") and len(bytes.fromhex(address[2:])) == 20)
-    except ValueError:
-        fine = False
-    return None if fine else "expected an address of 0x and 40 hex digits"
+    """Of the form of EIP-55: letters of both cases are a checksum, those of one are none."""
+    if re.fullmatch(r"0x[0-9a-fA-F]{40}", address, re.ASCII) is None:
+        return "expected an address of 0x and 40 hex digits"
+    digits = address[2:]
+    if digits in (digits.lower(), digits.upper()) or checksum(bytes.fromhex(digits)) == address:
+        return None
+    return "the address has a wrong checksum: a digit was changed, or the case of a letter; copy it again"
+
+
+def wrong_contract(address: str) -> str | None:
+    """As `wrong_account`; empty where there is none."""
+    return wrong_account(address) if address else None
 
 
 def wrong_multiaddrs(addresses: tuple[str, ...]) -> str | None:

@@ -1,8 +1,8 @@
 """What the round machine asks for, as plain data; each also says what it is about, and how it is tried again.
 
 A `Prompt` action is carried out at once, in the order of asking, and cannot fail. A `Task` takes its time and comes to
-an event; where it cannot be done now it is asked for again after a while. `daemon.slot.executor` does them, and raises
-what can go wrong with one.
+an event; where it cannot be done now it is asked for again after a while. `daemon.stage.stage_executor` does them, and
+`daemon.slot.executor` those of a slot. Both raise what can go wrong with one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dlx.ground.backoff import Backoff
+from dlx.ledger.bonds import Evidence
 from dlx.ledger.typed import Plan, Seal, SignedContribution
 from dlx.training.slot.rounds import Trained
 
@@ -153,6 +154,14 @@ class MeasurePolicy(Task):
 
 
 @dataclass(frozen=True, slots=True)
+class JudgeEnd(Task):
+    """Say whether the run stops with a round: who was drawn to evaluate versions, the chain's blocks say."""
+
+    round: int
+    retry: ClassVar[Backoff] = Backoff(first=1, cap=15)
+
+
+@dataclass(frozen=True, slots=True)
 class HaveSamples(Task):
     """Have the shards on disk that our samples of a round lie in: most often they are, see daemon.data.shards."""
 
@@ -195,13 +204,13 @@ class SignSeal(Task):
 
 @dataclass(frozen=True, slots=True)
 class KeepEvidence(Task):
-    """Two different contributions by one account to one round."""
+    """What shows that `account` contradicted itself in a round."""
 
-    first: SignedContribution
-    second: SignedContribution
+    account: str
+    evidence: Evidence
 
     def key(self) -> Hashable:
-        return "evidence", self.second.contribution.hash()
+        return "evidence", self.evidence
 
 
 class Statement(Task):

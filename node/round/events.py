@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from dlx.ledger.bonds import Evidence
 from dlx.ledger.typed import Seal, SignedContribution
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round.actions import Retried
@@ -118,6 +119,15 @@ class PolicyMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class EndJudged:
+    """Whether the run stops with `round`, which the block with hash `opening` opened."""
+
+    round: int
+    opening: bytes | None
+    is_over: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SealSigned:
     """Our own signature over a seal (the edge holds the key)."""
 
@@ -196,9 +206,9 @@ class TrainerBack:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceKept:
-    """`second` and what contradicts it are on disk."""
+    """It is on disk."""
 
-    second: SignedContribution
+    evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,19 +235,19 @@ class Failed:
     local: bool = False
 
 
+AboutRound = ContributionSeen | ProposalSeen | AttestationSeen | ReportSeen  # what members say to each other
+
 Event = (
     Tick
     | LedgerSeen
-    | ContributionSeen
+    | AboutRound
     | PayloadReady
     | PayloadRefused
     | StatementSound
     | StatementRefused
-    | ProposalSeen
-    | AttestationSeen
-    | ReportSeen
     | OuterComputed
     | PolicyMeasured
+    | EndJudged
     | SealSigned
     | SamplesHere
     | VersionAdopted

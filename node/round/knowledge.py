@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from dlx.ledger.bonds import Evidence, SignedSeal, TwoStatements, is_equivocation
 from dlx.ledger.typed import Contribution, SignedContribution
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
@@ -11,13 +12,25 @@ from dlx.node.round.pending import Pending
 from dlx.node.round.round_state import Proposal, RoundState
 from dlx.node.round.rules.inclusion import Arrivals, Reports, merged, trusted_names
 from dlx.node.round.rules.plans import has_round, plan_of
-from dlx.node.round.rules.round_rules import PayloadFacts, Rules, attempt_at, may_count, proposers, refusal
+from dlx.node.round.rules.round_rules import (
+    PayloadFacts,
+    Rules,
+    attempt_at,
+    has_ledgers_base_and_plan,
+    has_votes,
+    may_count,
+    proposers,
+    refusal,
+)
 
 HELP_SECONDS = 2.0  # between two times that a contribution is repeated for those who lack it
 MAX_MISSING = 64  # what a report message has room for
 EARLY_ATTEMPTS = 2  # by which a proposer may be ahead of us: clocks differ
 MOST_STATED = 2  # different numbers of steps that are remembered of who contradicts itself
 MAX_EARLY = 256  # contributions to rounds that our view of the ledger does not reach yet
+LATE_ROUNDS = 4  # sealed ones, of which it is remembered who stated what first
+MAX_STATED = 4096  # accounts of a round, of all stages: as many as a run has slots
+MAX_BASES = 4  # of an account's statements of a round, each with its plan: only a reorg gives a round another
 
 
 class Knowledge:
@@ -31,10 +44,13 @@ class Knowledge:
         self.arrivals = Arrivals()
         self._rules, self._account, self._stage = rules, account, stage
         self._pending, self._liveness = pending, liveness
-        self.evidence: dict[bytes, a.KeepEvidence] = {}  # not on disk yet
+        self.evidence: dict[Evidence, a.KeepEvidence] = {}  # not on disk yet
         self._early: deque[e.ContributionSeen] = deque(maxlen=MAX_EARLY)
         # round -> replica -> stage -> inner steps -> the first that states so many
         self._made: dict[int, dict[int, dict[int, dict[int, SignedContribution]]]] = {}
+        # round -> (stage, account) -> base and plan, both the ledger's when it came, the oldest first -> what it stated
+        # first, and the first that contradicts it
+        self._stated: dict[int, dict[tuple[int, str], dict[tuple[bytes, bytes], list[SignedContribution]]]] = {}
 
     @property
     def unsealed(self) -> int:
@@ -91,7 +107,7 @@ class Knowledge:
             or self._was_counted(stage, statement)
             for stage in range(self._rules.stages)
         )
-        return finished or self._is_vouched_for(statement)
+        return finished or self._is_widely_held(statement)
 
     # ---- what is heard ----------------------------------------------------------------------------------------------
 
@@ -100,6 +116,7 @@ class Knowledge:
         for round in [round for round in self.states if round < self.unsealed - 1]:
             del self.states[round]
         self._made = {round: made for round, made in self._made.items() if round >= self.unsealed}
+        self._stated = {round: stated for round, stated in self._stated.items() if not self._is_past(round)}
         early = list(self._early)
         self._early.clear()
         for contribution in early:
@@ -107,9 +124,12 @@ class Knowledge:
 
     def see_contribution(self, event: e.ContributionSeen, now: float, out: list[a.Action]) -> None:
         statement = event.signed.contribution
+        is_second = event.signer == statement.account and self._is_second(event.signed, out)
         if statement.run == self._rules.run and statement.stage < self._rules.stages:
             if statement.round < self.view.next_round(statement.stage):  # late, not wrong: its seal has decided
                 if event.signer == statement.account and may_count(self.view, statement):
+                    if has_ledgers_base_and_plan(self._rules, self.view, statement):
+                        self._note_stated(event.signed)
                     self._note_made(event.signed)  # the replica's other stages may want to know yet
                 return
             if self._is_early(event):
@@ -121,27 +141,31 @@ class Knowledge:
             out.append(a.Reject(reason, event.peer if event.signer != statement.account else statement.account))
             return
         self._liveness.heard(event.signer, now)
+        self._note_stated(event.signed)
         self._note_made(event.signed)
         if statement.stage != self._stage:
             return
         state = self.state(statement.round)
-        verdict, first = state.add(event.signed, now)
+        verdict = state.add(event.signed, now)
         if verdict in ("new", "conflict") and (fault := state.misstated(statement)):
             out.append(a.Reject(fault, statement.account))
-        if verdict == "conflict" and first is not None:
-            self.evidence[event.signed.contribution.hash()] = a.KeepEvidence(first, event.signed)
-            out.append(a.Reject("equivocation", statement.account))
-        elif verdict == "duplicate":
+        if verdict in ("conflict", "duplicate") and not is_second:  # of another base, which could not be judged yet
             out.append(a.Reject("equivocation", statement.account))
 
     def see_proposal(self, event: e.ProposalSeen, now: float, out: list[a.Action]) -> None:
-        if self._refuse_signer(event.signer, event.seal.stage, event.signature.hex()[:16], out):
+        if self._refuse_signer(event.signer, event.seal.stage, event.signature.hex()[:16], now, out):
             return
         self._hear(event.signer, event.seal.stage, event.seal.round, now)
-        if event.seal.stage != self._stage or event.seal.round != self.unsealed:
+        if event.seal.stage != self._stage:
+            return
+        if event.seal.round != self.unsealed:
+            if (late := self._sealed_state(event.seal.round)) is None:
+                return
+            if evidence := late.contradicted_by(SignedSeal(event.seal, event.signature), event.signer):
+                self._keep(evidence, event.signer, out)
             return
         order = proposers(self._rules, self.view, self._stage, event.seal.round, event.attempt)
-        turn = attempt_at(self._rules, self.view, self._stage, now) if self.view.open_round is not None else 0
+        turn = attempt_at(self._rules, self.view, now) if self.view.open_round is not None else 0
         if order[:1] != (event.signer,) or event.attempt > turn + EARLY_ATTEMPTS:
             out.append(a.Reject("not_the_proposer", event.signer))
             return
@@ -149,21 +173,26 @@ class Knowledge:
         state = self.state(event.seal.round)
         proposal = Proposal(event.seal, event.attempt, event.signer, now)
         if state.propose(digest, proposal):
-            state.sign(digest, event.signer, event.signature)
+            self._sign(state, digest, event.signer, event.signature, out)
         else:
             out.append(a.Reject("too_many_proposals", event.signer))
 
     def see_attestation(self, event: e.AttestationSeen, now: float, out: list[a.Action]) -> None:
-        if self._refuse_signer(event.signer, event.stage, event.digest.hex()[:16], out):
+        """A founder's counts in every stage, wherever it has a slot."""
+        by_founder = self.view.is_founder(event.signer) and event.signer != self._account
+        by_founder = by_founder and event.stage < self._rules.stages
+        if not by_founder and self._refuse_signer(event.signer, event.stage, event.digest.hex()[:16], now, out):
             return
         if self._liveness.is_news(event.signer, event.digest):  # its round is not signed: a repetition says nothing
             self._hear(event.signer, event.stage, event.round, now)
-        if event.stage != self._stage or event.round != self.unsealed:
+        if event.stage != self._stage:
             return
-        self.state(event.round).sign(event.digest, event.signer, event.signature)
+        state = self.state(event.round) if event.round == self.unsealed else self._sealed_state(event.round)
+        if state is not None:
+            self._sign(state, event.digest, event.signer, event.signature, out)
 
     def see_report(self, event: e.ReportSeen, now: float, out: list[a.Action]) -> None:
-        if self._refuse_signer(event.signer, event.stage, "report", out):
+        if self._refuse_signer(event.signer, event.stage, "report", now, out):
             return
         if self._liveness.is_later(event.signer, event.made):
             self._hear(event.signer, event.stage, event.round, now)
@@ -211,6 +240,7 @@ class Knowledge:
     def file_own(self, signed: SignedContribution, here: bool, now: float) -> None:
         """Our own contribution needs no judge; `here`: its payload is on our disk, as it may not be after a move."""
         if signed.contribution.round >= self.unsealed:
+            self._note_stated(signed)
             state = self.state(signed.contribution.round)
             state.add(signed, now)
             state.sound.add(signed.contribution.hash())
@@ -220,6 +250,31 @@ class Knowledge:
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
+    def _sign(self, state: RoundState, digest: bytes, signer: str, signature: bytes, out: list[a.Action]) -> None:
+        """Files a signature, and looks whose the seal contradicts: its signers may have come before it."""
+        state.sign(digest, signer, signature)
+        for evidence, account in state.contradictions(digest):
+            self._keep(evidence, account, out)
+
+    def _keep(self, evidence: Evidence, account: str, out: list[a.Action]) -> None:
+        self.evidence[evidence] = a.KeepEvidence(account, evidence)
+        out.append(a.Reject("equivocation", account))
+
+    def _is_second(self, signed: SignedContribution, out: list[a.Action]) -> bool:
+        """Whether its account stated something else of the round before, in whatever stage and however late: the first
+        such pair of a base and plan is kept."""
+        statement = signed.contribution
+        by_account = self._stated.get(statement.round, {})
+        stated = by_account.get((statement.stage, statement.account), {}).get(_basis(statement), [])
+        if not stated or not is_equivocation(stated[0].contribution, statement):
+            return False
+        if len(stated) == 1:
+            stated.append(signed)
+            self._keep(TwoStatements(*stated), statement.account, out)
+        elif statement != stated[1].contribution:
+            out.append(a.Reject("equivocation", statement.account))
+        return True
+
     def _note_made(self, signed: SignedContribution) -> None:
         statement = signed.contribution
         if statement.round >= self.unsealed:
@@ -228,7 +283,26 @@ class Knowledge:
             if len(steps) < MOST_STATED:
                 steps.setdefault(statement.inner_steps, signed)
 
-    def _is_vouched_for(self, statement: Contribution) -> bool:
+    def _note_stated(self, signed: SignedContribution) -> None:
+        """Of a member, whose signature it is, by the ledger's base and plan. Else it could have what it makes up
+        remembered in place of what counts."""
+        statement = signed.contribution
+        by_account = self._stated.setdefault(statement.round, {}) if not self._is_past(statement.round) else {}
+        who = statement.stage, statement.account
+        if who in by_account or len(by_account) < MAX_STATED:
+            stated = by_account.setdefault(who, {})
+            stated.setdefault(_basis(statement), [signed])
+            if len(stated) > MAX_BASES:
+                del stated[next(iter(stated))]
+
+    def _is_past(self, round: int) -> bool:
+        return round < self.unsealed - LATE_ROUNDS
+
+    def _sealed_state(self, round: int) -> RoundState | None:
+        """What is still known of a round of our stage that has a seal."""
+        return self.states.get(round) if round < self.unsealed else None
+
+    def _is_widely_held(self, statement: Contribution) -> bool:
         state = self.states.get(statement.round)
         if statement.stage != self._stage or state is None or not state.reports:
             return False
@@ -249,11 +323,11 @@ class Knowledge:
         is_far = statement.round > self.view.next_round(statement.stage) + rules.delay
         return is_far or plan_of(rules, self.view, statement.stage, statement.round) is None
 
-    def _refuse_signer(self, signer: str, stage: int, what: str, out: list[a.Action]) -> bool:
+    def _refuse_signer(self, signer: str, stage: int, what: str, now: float, out: list[a.Action]) -> bool:
         if signer == self._account:
             return True  # somebody repeats our own words to us
-        slot = self.view.slot_of(signer)
-        if (slot is None or slot[1] != stage) and not self.view.may_vote(signer, stage):
+        slot, is_stage = self.view.slot_of(signer), stage < self._rules.stages
+        if not is_stage or ((slot is None or slot[1] != stage) and not has_votes(self.view, signer, stage, now)):
             out.append(a.Reject("not_a_member", f"{signer} ({what})"))
             return True
         return False
@@ -262,3 +336,8 @@ class Knowledge:
         """Statements about sealed rounds prove nothing: anybody may repeat those of a member that is gone."""
         if round >= self.view.next_round(stage):
             self._liveness.heard(signer, now)
+
+
+def _basis(statement: Contribution) -> tuple[bytes, bytes]:
+    """What two statements of one slot and round have to share to be evidence."""
+    return statement.base_weights, statement.plan

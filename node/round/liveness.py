@@ -5,17 +5,17 @@ each question, one proposal timeout after the other.
 
 - Who was not heard for a round timeout is asked, and evicted if it does not answer. A member hears those of its stage,
   by their statements, and its neighbours in the replica, by their open pipes; of others it hears contributions and no
-  more, so their silence says nothing.
+  more, so their silence says nothing. Who answers was heard: it is there, though no pipe may lead to it.
 - A replica that was not counted for three rounds is dealt by its own members, for nobody can prove which of them breaks
   it. They deal once all that the round waits for is here: who is dealt before it has contributed to a round misses it.
   The dead among them are evicted first: they would break the replicas that work. Those whose slots are forfeit are
-  asked, by members whose own are not: only being counted keeps them their slots, wherever they are dealt.
-- A stage that has stalled and holds up a round loses those who do not work: its own members ask who does not sign with
-  them; those of the other stages, later, ask everybody. Who was asked and does sign with us we never evict for it.
+  asked, by members whose own are not: only being counted keeps them their slots, wherever they are dealt. So two
+  neighbours that nothing connects are parted. Who hears nobody deals nothing: it may be itself that is cut off.
 """
 
+import math
 from collections import OrderedDict
-from collections.abc import Hashable, Set
+from collections.abc import Hashable
 
 from eth_utils import keccak, to_canonical_address
 
@@ -25,7 +25,7 @@ from dlx.node.round.rules.plans import finished
 from dlx.node.round.rules.round_rules import Rules
 from dlx.node.round.rules.sites import stays
 
-HEARSAY = 6  # round timeouts, more than a majority of the votes waits for; in a round that lasts longer all are asked
+HEARSAY = 6  # round timeouts, in which silence has lost most of its weight; in a round that lasts longer all are asked
 MAX_VOTES = 4096  # remembered
 MAX_TURNS = 8  # then everybody does it
 
@@ -64,16 +64,16 @@ class Liveness:
         self._reported[account] = max(known, made)
         return made > known
 
-    def due(self, view: RunView, now: float, cosigners: Set[str] | None, gathered: bool) -> list[a.Send]:
-        """The transactions that this member should have sent by now. `cosigners`: who signed a seal of the open round
-        that it signed too; None where it has signed none. `gathered`: all that the open round waits for is here."""
+    def due(self, view: RunView, now: float, gathered: bool) -> list[a.Send]:
+        """The transactions that this member should have sent by now. `gathered`: all that the open round waits for is
+        here."""
         if self._since is None:
             self._since = now
         out: list[a.Send] = [a.Send("answer")] if view.should_answer(self._account) else []
         if view.may_move(self._account, int(now)) and not stays(view, self._account):
             out.append(a.Send("move_down"))
         wanted: dict[Hashable, a.Send] = {}
-        for action in self._removals(view, now, cosigners):
+        for action in self._removals(view, now):
             wanted[action.key()] = action
         self._wanted = {key: self._wanted.get(key, now) for key in wanted}
         if not wanted:
@@ -88,21 +88,16 @@ class Liveness:
             if now >= self._wanted[key] + self._turn(key, awake) and (gathered or overdue or action.call != "deal")
         ]
 
-    def _removals(self, view: RunView, now: float, cosigners: Set[str] | None) -> list[a.Send]:
-        blamed = self._blamed(view, now, cosigners)
+    def _removals(self, view: RunView, now: float) -> list[a.Send]:
         others = [account for account in view.members() if account != self._account]
-        evicted = [
-            account
-            for account in others
-            if view.may_evict(account, int(now))
-            and (account in view.accusations or account in blamed or not view.is_stalled(account, int(now)))
-        ]
+        evicted = [account for account in others if view.may_evict(account, int(now))]
         if view.open_round is None or finished(self._rules, view):
             return [a.Send("evict", account) for account in evicted]
+        idle = self._idle(view, now)
         accused = [
             account
             for account in others
-            if (account in blamed or self._is_suspect(view, account, now))
+            if (account in idle or self._is_suspect(view, account, now))
             and view.may_accuse(self._account, account, int(now))
         ]
         slot = view.slot_of(self._account)
@@ -136,31 +131,29 @@ class Liveness:
         nearby = ours[1] == theirs[1] or (ours[0] == theirs[0] and abs(ours[1] - theirs[1]) == 1)
         return nearby and self._silent(view, account, now)
 
+    def silent(self, view: RunView, stage: int, now: float) -> list[str]:
+        """The others of a stage of which nothing was heard for a round timeout, by replica."""
+        members = sorted((slot, account) for account, slot in view.members().items() if slot[1] == stage)
+        return [one for _, one in members if one != self._account and self._silent(view, one, now)]
+
     def _silent(self, view: RunView, account: str, now: float) -> bool:
-        heard = max(self._heard.get(account, self._since or now), view.joined_at(account))
+        since = max(view.joined_at(account), view.answered_at(account))
+        heard = max(self._heard.get(account, self._since or now), since)
         return now > heard + self._rules.round_timeout
 
-    def _blamed(self, view: RunView, now: float, cosigners: Set[str] | None) -> set[str]:
-        """Members whose slots are forfeit and who hold others up: only work keeps them their slots."""
+    def _idle(self, view: RunView, now: float) -> set[str]:
+        """Members with forfeit slots in replicas that may be dealt: only work keeps them their slots."""
         slot, timeout = view.slot_of(self._account), self._rules.round_timeout
         if slot is None or view.open_round is None:
             return set()
         found: set[str] = set()
-        ours_is_forfeit = view.is_forfeit(self._account, int(now))
+        ours_is_forfeit = view.is_forfeit(self._account)
         complete = view.complete_replicas()
         self._broken = {r: self._broken.get(r, now) for r in complete if view.may_deal(r)}
         for replica, since in self._broken.items():
             if not ours_is_forfeit and (replica == slot[0] or now > since + timeout):
                 team = self._team(view, replica)
-                found |= {account for account in team if view.is_forfeit(account, int(now))}
-        open_for = now - max(view.opened_at or now, self._since or now)
-        for account, (_, stage) in view.members().items():
-            if stage != slot[1]:
-                refuses = open_for > 2 * HEARSAY * timeout
-            else:
-                refuses = open_for > HEARSAY * timeout and cosigners is not None and account not in cosigners
-            if refuses and view.next_round(stage) == view.open_round and view.is_stalled(account, int(now)):
-                found.add(account)
+                found |= {account for account in team if view.is_forfeit(account)}
         return found - {self._account}
 
     def _may_deal(self, view: RunView, replica: int, now: float) -> bool:
@@ -169,15 +162,19 @@ class Liveness:
         if self._rules.stages == 1 or not view.may_deal(replica):
             return False
         team = self._team(view, replica)
-        if not view.is_forfeit(self._account, int(now)) and any(
-            view.is_forfeit(account, int(now)) and view.may_accuse(self._account, account, int(now))
+        if not view.is_forfeit(self._account) and any(
+            view.is_forfeit(account) and view.may_accuse(self._account, account, int(now))
             for account in team
             if account != self._account
         ):
             return False
         if any(account in view.accusations for account in team):
             return False
-        return not any(account != self._account and self._is_missed(view, account, now) for account in team)
+        if any(account != self._account and self._is_missed(view, account, now) for account in team):
+            return False
+        stage = team.index(self._account)
+        others = [account for account in view.members_in(stage) if account != self._account]
+        return any(now <= self._heard.get(account, -math.inf) + self._rules.round_timeout for account in others)
 
     def _team(self, view: RunView, replica: int) -> list[str]:
         members = (view.member_at(replica, stage) for stage in range(self._rules.stages))
@@ -193,11 +190,11 @@ class Liveness:
 def claims(view: RunView, account: str, stage: int | None, now: float) -> list[a.Send]:
     """What an account without a slot can do to get one (of `stage`, or of any) where none is free.
 
-    It asks who has forfeited theirs, the lowest replica first, and evicts who could not keep it."""
+    It asks who has to answer to anybody, the lowest replica first: who has forfeited the slot, or anybody where a round
+    is open for very long. It evicts who could not keep it."""
     held = sorted((slot, member) for member, slot in view.members().items() if stage is None or slot[1] == stage)
     evictable = [member for _, member in held if view.may_evict(member, int(now))]
     if evictable:
         return [a.Send("evict", evictable[0])]
-    forfeit = [member for _, member in held if view.is_forfeit(member, int(now))]
-    asked = [member for member in forfeit if view.may_accuse(account, member, int(now))]
+    asked = [member for _, member in held if view.may_accuse(account, member, int(now))]
     return [a.Send("accuse", asked[0])] if asked else []

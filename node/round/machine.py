@@ -1,57 +1,32 @@
-"""The round protocol of one slot as a state machine: `handle(event, now)` returns the actions that have become due.
+"""The round protocol of one slot as a state machine: `stage_machine`, and what only who trains does."""
 
-It is level-triggered: an event changes what is known, then `_advance` asks for whatever that state calls for and is
-not yet under way. So lost, repeated or reordered events cost time, never correctness, and the chain's seal is the only
-truth about what was counted. Times are Unix seconds; the chain's `opened_at` is on the same clock.
-"""
-
-from dataclasses import dataclass, field
-from random import Random
+from dataclasses import dataclass
 
 from dlx.ledger.typed import Plan, SignedContribution
-from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.knowledge import Knowledge
-from dlx.node.round.liveness import Liveness
 from dlx.node.round.neighbours import Neighbours
-from dlx.node.round.pending import Failing, Pending
 from dlx.node.round.rules.pace import WINDOW, Pace, fewest_steps
-from dlx.node.round.rules.plans import deciding_seals, finished, has_round, plan_of, steps_before
-from dlx.node.round.rules.round_rules import Rules, base_version, left_out, may_train
-from dlx.node.round.sealing import Sealing
+from dlx.node.round.rules.plans import deciding_seals, finished, has_round, is_stopped, plan_of, steps_before
+from dlx.node.round.rules.round_rules import base_version, left_out, may_train
+from dlx.node.round.stage_machine import StageMachine
 from dlx.training.slot.rounds import Trained
 
+_NAMED = 3  # silent members
 MEASURED_ROUNDS = 3  # own ones, whose exchange is being timed
 
 
 @dataclass
-class RoundMachine:
-    """The protocol's state for `account`, which holds a slot of `stage`.
+class RoundMachine(StageMachine):
+    """The protocol's state for `account`, which holds a slot of `stage`. `last_trained` comes from disk."""
 
-    `version` is the newest V[s,.] on disk and `oldest` the oldest in an unbroken line to it (None: nothing yet).
-    `last_trained` and `own` (round -> own contribution to this stage, whatever replica it was of) come from disk too.
-    """
-
-    rules: Rules
-    account: str
-    stage: int
-    view: RunView
-    version: int | None = None
-    oldest: int | None = None
     last_trained: int = -1
-    own: dict[int, SignedContribution] = field(default_factory=dict)
     takes_samples: bool = False  # of the run's data
-    diverged: str | None = None  # why this node has stopped contributing
     rests: bool = False  # its operator wants the machine: rounds get the fewest inner steps that count
     leaves: bool = False  # its node stops or gives the slot back: no round begins
-    block: int = 0
 
     def __post_init__(self) -> None:
-        self._pending = Pending(Random(f"{self.account} {self.stage}"))
-        self._liveness = Liveness(self.rules, self.account)
-        self._known = Knowledge(self.rules, self.account, self.stage, self.view, self._pending, self._liveness)
-        self._sealing = Sealing(self.rules, self.account, self.stage, self.own, self._known, self._pending)
+        super().__post_init__()
         self._neighbours = Neighbours(self.stage, self.rules.stages)
         self._samples: set[int] = set()  # the rounds whose are here
         self._floor = 0  # the replica's round: never train below it
@@ -64,8 +39,6 @@ class RoundMachine:
         self._unsigned: a.Contribute | None = None  # what was trained last, as long as it is not signed
         self._gone: str | None = None  # why there is no training process
         self._stopping = False  # it was asked to be abandoned
-        self._jump = False  # the next try takes the newest version that a start needs, by hash
-        self._since: float | None = None  # when this member began to take part
         self._ended: dict[int, float] = {}  # when our own training of a round was done
         self._exchange: dict[int, float] = {}  # how long it then took until we had the version that it went into
         # A round that was contributed to is not trained again: its training state may be gone, or on another machine.
@@ -86,11 +59,6 @@ class RoundMachine:
         """The round under way."""
         return None if self._started is None else self._started.round
 
-    @property
-    def unsealed(self) -> int:
-        """The lowest round of our stage without a seal."""
-        return self.view.next_round(self.stage)
-
     def next_round(self) -> int:
         """The round that this member would train next: the replica's round is the maximum over its members."""
         reachable = self.oldest + self.rules.delay if self.oldest else 0
@@ -107,7 +75,8 @@ class RoundMachine:
         if self.diverged:
             return f"nothing: stopped contributing, {self.diverged}"
         if finished(self.rules, self.view):
-            return "nothing: the run is finished"
+            early = is_stopped(self.rules, self.view, self.unsealed)
+            return "nothing: the run is finished" + (", its held-out loss no longer falls" if early else "")
         if self.training is not None:
             return None
         if self._gone is not None:
@@ -119,7 +88,7 @@ class RoundMachine:
         if self.view.open_round is None:
             missing = self.view.config.min_replicas - len(self.view.complete_replicas())
             return f"{max(missing, 1)} more complete replica(s) before round 0 opens"
-        if self.view.opened_at is not None and now < self.view.opened_at:
+        if self.view.open_round == 0 and self.view.opened_at is not None and now < self.view.opened_at:
             return f"{self.view.opened_at - now:.0f} s until the run starts"
         if self.slot[0] not in self.view.complete_replicas():
             return f"members for the free slots of replica {self.slot[0]}"
@@ -131,11 +100,7 @@ class RoundMachine:
             held, expected = self.known_round(self.unsealed)
             if self.unsealed > (-1 if self.version is None else self.version):
                 return f"the weights of version {base}"
-            needed, signed = self.view.quorum(self.stage), self._sealing.votes(self.unsealed)
-            return (
-                f"the seal of round {self.unsealed} ({held} of {expected} contributions, "
-                f"{signed} of {needed} signatures{', too few members cooperate' if now > self._overdue_at() else ''})"
-            )
+            return f"the seal of round {self.unsealed} ({held} of {expected} contributions, {self._signed(now)})"
         if plan_of(self.rules, self.view, self.stage, round) is None:
             return f"stage 0's seal of round {round - self.rules.delay - 1}, which plans round {round}"
         if self.takes_samples and not self._is_dealt(round):
@@ -148,6 +113,14 @@ class RoundMachine:
             return f"{start.next_try:.0f} s: {start.failures} rounds failed in a row, the last because {start.reason}"
         return f"the neighbours of replica {self.slot[0]} to start round {round}"
 
+    def lacks_founder(self, now: float) -> str | None:
+        """Whose signature alone the open round's seal lacks, in words; None where it lacks another, or none."""
+        since = self._sealing.lacks_founder(self.unsealed)
+        if since is None:
+            return None
+        founders = " or ".join(self.view.founders)
+        return f"only a founder's signature is missing, for {now - since:.0f} s: the node of {founders} has to run"
+
     def awaits_chain(self) -> bool:
         """Whether this node waits for the chain, or others for what the chain will tell it: a seal that may come."""
         if self.training is None:
@@ -155,10 +128,6 @@ class RoundMachine:
         first = self.unsealed if self.view.open_round is None else self.view.open_round
         state = self._known.states.get(self.unsealed)
         return first < self.unsealed or (state is not None and state.ready_since is not None)
-
-    def failing(self, now: float) -> list[Failing]:
-        """What was asked for and failed the last time, and when it is tried again."""
-        return self._pending.failing(now)
 
     def exchange_seconds(self, round: int, now: float) -> float | None:
         """How long the exchange before `round` took: from the end of our training of the round before until we had the
@@ -169,48 +138,15 @@ class RoundMachine:
 
     # ---- events ----------------------------------------------------------------------------------------------------
 
-    def handle(self, event: e.Event, now: float) -> list[a.Action]:
-        """Takes one event and returns the actions that are due now."""
-        out: list[a.Action] = []
-        self._since = now if self._since is None else self._since
-        self._take(event, now, out)
-        self._advance(now, out)
-        return out
-
     def _take(self, event: e.Event, now: float, out: list[a.Action]) -> None:
+        super()._take(event, now, out)
         match event:
-            case e.LedgerSeen():
-                self._see_ledger(event, now, out)
             case e.ContributionSeen(signed=signed):
-                self._known.see_contribution(event, now, out)
                 self._note_pace(signed, now)
-            case e.PayloadReady() | e.PayloadRefused():
-                out += self._known.see_payload(event, now)
-            case e.StatementSound() | e.StatementRefused():
-                out += self._known.see_statement(event)
-            case e.ProposalSeen():
-                self._known.see_proposal(event, now, out)
-            case e.AttestationSeen():
-                self._known.see_attestation(event, now, out)
-            case e.ReportSeen():
-                self._known.see_report(event, now, out)
-            case e.EvidenceKept(second=second):
-                self._known.evidence.pop(second.contribution.hash(), None)
-            case e.OuterComputed():
-                self._sealing.see_outer(event)
-            case e.PolicyMeasured():
-                self._sealing.see_policy(event)
-            case e.SealSigned():
-                self._sealing.see_own_signature(event)
             case e.SamplesHere(round=round):
                 self._samples = {one for one in self._samples if one > self.last_trained} | {round}
             case e.VersionAdopted():
-                if self.version is None or event.version != self.version + 1:
-                    self.oldest = event.version
-                self.version = event.version
                 self._note_exchange(event.version, now)
-            case e.VersionDiffers():
-                self.diverged = f"version {event.version} differs from its seal: {event.detail}"
             case e.NeighbourWants():
                 self._neighbours.see(event)
             case e.RoundFinished(trained=trained):
@@ -226,27 +162,12 @@ class RoundMachine:
                     self._end_round(e.RoundAbandoned(self.training, reason, local=True), now)
             case e.TrainerBack():
                 self._gone = None
-            case e.Done(action=action, outcome=outcome):
-                mined = outcome.block + self.rules.confirmations + 1 if isinstance(outcome, e.Mined) else 0
-                self._pending.done(action, mined)
-                self._take(outcome, now, out)
-            case e.Failed(action=action, reason=reason, local=local):
-                self._pending.failed(action, reason, now, local)
-                self._jump = self._jump or (isinstance(action, a.AdoptVersion) and not local)
-                if isinstance(action, a.Contribute):  # the ledger may say something else by now
-                    self._see_finished(action.trained, now)
-            case e.Tick() | e.Mined():
-                pass
+            case e.Failed(action=a.Contribute(trained=trained)):  # the ledger may say something else by now
+                self._see_finished(trained, now)
 
     def _see_ledger(self, event: e.LedgerSeen, now: float, out: list[a.Action]) -> None:
         before = self.view
-        self.view, self.block = event.view, event.block
-        if self.version is not None:  # a reorg may have taken seals back, or put others in their place
-            while self.version > 0 and not self._same_version(before, self.version):
-                self.version -= 1
-            self.oldest = min(self.oldest or 0, self.version)
-        self._pending.see(event.block, now)
-        self._known.see_ledger(event.view, now, out)
+        super()._see_ledger(event, now, out)
         if self.view.opened_at is not None:
             seen = before.next_round(self.stage) < self.unsealed  # just now; else the ledger says when
             self._pace.opened(self.unsealed + self.rules.delay, now if seen else self.view.opened_at)
@@ -255,15 +176,6 @@ class RoundMachine:
         for state in self._known.states.values():  # some came before our view of the ledger could judge them
             for signed in state.contributions.values():
                 self._note_pace(signed, now)
-
-    def _same_version(self, before: RunView, version: int) -> bool:
-        if version > self.unsealed:
-            return False
-        if version > before.next_round(self.stage):
-            return True
-        return before.weights(self.stage, version) == self.view.weights(self.stage, version) and before.momentum(
-            self.stage, version
-        ) == self.view.momentum(self.stage, version)
 
     def _see_finished(self, trained: Trained, now: float) -> None:
         round = trained.round
@@ -344,23 +256,10 @@ class RoundMachine:
             if not finished(self.rules, self.view):
                 self._sealing.advance(now, self.version, self.training, self._since or now, out)
         self._hear_neighbours(now)
-        removals = self._liveness.due(self.view, now, self._sealing.cosigners(), self._sealing.is_gathered)
+        removals = self._liveness.due(self.view, now, self._sealing.is_gathered)
         tasks: list[a.Task] = [*removals, *self._known.evidence.values()]
         for task in tasks:
             self._ask(task, now, out)
-
-    def _adopt(self, now: float, out: list[a.Action]) -> None:
-        newest = self.unsealed
-        if self.diverged:
-            return
-        if self.version is not None and self.version >= newest:
-            return
-        jump = self.version is None or newest - self.version > 3 or self._jump
-        target: int = base_version(self.rules, newest) if jump else (self.version or 0) + 1
-        if self.version is not None:
-            target = max(target, self.version + 1)
-        if self._ask(a.AdoptVersion(target), now, out):
-            self._jump = False
 
     def _train(self, now: float, out: list[a.Action]) -> None:
         assert self.slot is not None
@@ -409,8 +308,7 @@ class RoundMachine:
         out += wants
         agreed = self._neighbours.steps(round, steps, fewest)
         if steps is not None and plan is not None and agreed is not None:
-            payloads = {r: signed.contribution.payload for r, signed in self.own.items()}
-            folded = left_out(self.rules, self.view, self.stage, payloads, round)
+            folded = left_out(self.rules, self.view, self.stage, self.own, round)
             before = steps_before(self.rules, self.view, round)
             order = a.StartRound(round, base, plan, agreed, steps, before, folded)
             if self._pending.start(order, now):
@@ -455,11 +353,21 @@ class RoundMachine:
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
-    def _ask(self, action: a.Task, now: float, out: list[a.Action]) -> bool:
-        if not self._pending.start(action, now):
-            return False
-        out.append(action)
-        return True
+    def _signed(self, now: float) -> str:
+        """How far the signatures for the seal of the open round are, in words."""
+        if lacks := self.lacks_founder(now):
+            return lacks
+        needed = self.view.needed(self.stage, int(now)) / self.view.total(self.stage, int(now))
+        signed = self._sealing.signed_part(self.unsealed, now)
+        said = f"{signed:.0%} of {needed:.0%} signed"
+        if signed >= needed:
+            return f"{said}: its transaction"
+        if now <= self._overdue_at():
+            return said
+        silent = self._liveness.silent(self.view, self.stage, now)
+        more = f" and {len(silent) - _NAMED} more" if len(silent) > _NAMED else ""
+        heard = f": nothing is heard of {', '.join(silent[:_NAMED])}{more}" if silent else ""
+        return f"{said}, too few members cooperate{heard}"
 
     def _overdue_at(self) -> float:
         return (self.view.opened_at or 0) + self.rules.round_timeout

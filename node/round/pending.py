@@ -8,6 +8,8 @@ from typing import NamedTuple
 from dlx.ground.backoff import Backoff
 from dlx.node.round.actions import Retried
 
+UNWANTED = 2.0  # s after its wait in which what is still wanted is asked for again
+
 
 class Failing(NamedTuple):
     """An action that has failed `failures` times in a row; `next_try` in seconds from now (0: under way)."""
@@ -67,11 +69,11 @@ class Pending:
         known.not_before = now + known.retry.delay(known.failures, self._random)
 
     def failing(self, now: float) -> list[Failing]:
-        """Every action whose last attempt failed, the longest series first."""
+        """Every action whose last attempt failed and that is still wanted, the longest series first."""
         found = [
             Failing(one.name, one.reason, one.failures, 0.0 if one.busy else max(0.0, one.not_before - now))
             for one in self._attempts.values()
-            if one.failures
+            if one.failures and (one.busy or now < one.not_before + UNWANTED)
         ]
         return sorted(found, key=lambda one: -one.failures)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dlx.ledger.bonds import SignedSeal, TwoSeals, contradict
 from dlx.ledger.typed import Contribution, Seal, SignedContribution
 from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts
 from dlx.training.outer.policy import Measured
@@ -44,24 +45,27 @@ class RoundState:
     signatures: dict[bytes, dict[str, bytes]] = field(default_factory=dict)  # digest -> signer -> signature
     measured: dict[tuple[bytes, ...], Measured] = field(default_factory=dict)  # by what is listed
     outer: dict[tuple[tuple[bytes, ...], tuple[int, ...]], OuterResult] = field(default_factory=dict)  # and multipliers
+    ends: dict[bytes | None, bool] = field(default_factory=dict)  # by the block that opened it: whether the run stops
     enough_since: float | None = None  # when what is usable was of a quorum of the votes
     gathered_since: float | None = None  # when it was of everybody who is waited for
     ready_since: float | None = None  # when this member could first have proposed
     quorum_since: dict[bytes, float] = field(default_factory=dict)
+    lacks_founder: dict[bytes, float] = field(default_factory=dict)  # digest -> since when it lacks nothing else
+    contradicting: set[str] = field(default_factory=set)  # who signed two seals that contradict each other
     foreseen: bool = False  # whether this member has made up a seal that the proposer will propose
 
-    def add(self, signed: SignedContribution, now: float) -> tuple[str, SignedContribution | None]:
+    def add(self, signed: SignedContribution, now: float) -> str:
         """Files a validated contribution: "new", "known", "conflict" (with the first one) or "duplicate" (a third)."""
         name = signed.contribution.hash()
         if name in self.contributions:
-            return "known", None
+            return "known"
         mine = self.by_signer.setdefault(signed.contribution.account, [])
         if len(mine) >= 2:
-            return "duplicate", None
+            return "duplicate"
         mine.append(name)
         self.contributions[name] = signed
         self.heard[name] = now
-        return ("conflict", self.contributions[mine[0]]) if len(mine) == 2 else ("new", None)
+        return "conflict" if len(mine) == 2 else "new"
 
     def misstated(self, statement: Contribution) -> str:
         """What it states otherwise than its payload has it (a short metric label), as far as that is known, or "": such
@@ -115,3 +119,27 @@ class RoundState:
             if not self.signatures[signed[0]]:
                 del self.signatures[signed[0]]
         self.signatures.setdefault(digest, {}).setdefault(signer, signature)
+
+    def contradicted_by(self, late: SignedSeal, signer: str) -> TwoSeals | None:
+        """What a seal that came after the round's own contradicts, once a signer. It is not filed: it seals nothing."""
+        for digest, proposal in self.proposals.items():
+            signature = self.signatures.get(digest, {}).get(signer)
+            if signature is None or signer in self.contradicting:
+                continue
+            if contradict(proposal.seal, late.seal):
+                self.contradicting.add(signer)
+                return TwoSeals(SignedSeal(proposal.seal, signature), late)
+        return None
+
+    def contradictions(self, digest: bytes) -> list[tuple[TwoSeals, str]]:
+        """Of those who signed the seal, as far as it was proposed: with whom each contradicts itself, once a signer."""
+        found = []
+        proposal, signers = self.proposals.get(digest), self.signatures.get(digest, {})
+        for other, earlier in self.proposals.items():
+            if proposal is None or not contradict(proposal.seal, earlier.seal):
+                continue
+            for signer in (signers.keys() & self.signatures.get(other, {}).keys()) - self.contradicting:
+                first = SignedSeal(earlier.seal, self.signatures[other][signer])
+                found.append((TwoSeals(first, SignedSeal(proposal.seal, signers[signer])), signer))
+                self.contradicting.add(signer)
+        return found

@@ -1,17 +1,23 @@
 """Closing a round of one stage: fetch what was contributed, propose a seal, attest others', send the first complete.
 
+A founder without a slot of the stage fetches and attests as its members do. It proposes, reports and sends nothing.
+
 What nobody can recompute exactly (multipliers of a policy) is the proposer's to choose. An attester takes any choice
 within a unit of its own, and checks the rest of the seal against that choice, bit for bit.
 """
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from dlx.ledger.typed import Plan, SignedContribution, ascending, entries
+from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.knowledge import MAX_MISSING, Knowledge
 from dlx.node.round.pending import Pending
 from dlx.node.round.round_state import Proposal, RoundState
+from dlx.node.round.rules import stopping
 from dlx.node.round.rules.inclusion import Deadlines, Grace, awaited, is_named
 from dlx.node.round.rules.plans import kept_plan, may_plan, next_plan, plan_fault, plan_of
 from dlx.node.round.rules.round_rules import (
@@ -21,6 +27,7 @@ from dlx.node.round.rules.round_rules import (
     attempt_at,
     base_version,
     build_seal,
+    has_votes,
     may_count,
     may_train,
     proposers,
@@ -74,13 +81,14 @@ class Sealing:
             return
         state, usable = self._known.state(round), self._known.usable(self._known.state(round))
         state.held_since = {replica: state.held_since.get(replica, now) for replica in usable}
-        if state.enough_since is None and self._are_enough(state, usable):
+        if state.enough_since is None and self._are_enough(state, usable, now):
             state.enough_since = now
         moment = _Moment(state, usable, opened_at, self._grace(state, usable, opened_at, now), now, out)
-        self._report(moment)
+        if self._is_member:
+            self._report(moment)
         if version != round:
             return
-        opens_at = view.opens_at(self._stage, len(usable))
+        opens_at = self._opens_at(state, tuple(usable.values()), now)
         if state.ready_since is None and now >= opens_at and self._is_collected(moment):
             state.ready_since = now
         self._propose(moment)
@@ -106,17 +114,21 @@ class Sealing:
         if event.round in self._known.states:
             self._known.states[event.round].measured[event.listed] = event.measured
 
-    def votes(self, round: int) -> int:
-        """The most votes for one seal of the round."""
-        state = self._known.states.get(round)
-        votes = self._known.view.votes
-        return max((votes(self._stage, signed) for signed in state.signatures.values()), default=0) if state else 0
+    def see_end(self, event: e.EndJudged) -> None:
+        if event.round in self._known.states:
+            self._known.states[event.round].ends[event.opening] = event.is_over
 
-    def cosigners(self) -> set[str] | None:
-        """Who signed a seal of the open round that we signed too; None where we have signed none."""
-        state = self._known.states.get(self._known.unsealed)
-        ours = [signed for signed in state.signatures.values() if self._account in signed] if state else []
-        return {account for signed in ours for account in signed} if ours else None
+    def signed_part(self, round: int, now: float) -> float:
+        """The part of the stage's weight, a founder's included, that has signed one seal of the round: the most."""
+        state, view, at = self._known.states.get(round), self._known.view, int(now)
+        signed = state.signatures.values() if state else ()
+        votes = (view.seal_votes(self._stage, one, at, founder=_founder(view, one) is not None) for one in signed)
+        return max(votes, default=0) / view.total(self._stage, at)
+
+    def lacks_founder(self, round: int) -> float | None:
+        """Since when a seal of the round lacks nothing but a founder's signature; None where that is not so."""
+        state = self._known.states.get(round)
+        return None if state is None else min(state.lacks_founder.values(), default=None)
 
     @property
     def is_gathered(self) -> bool:
@@ -152,11 +164,20 @@ class Sealing:
             if self._pending.due(("gossip", recent), now, REGOSSIP_SECONDS):
                 out.append(a.GossipContribution(own))
 
-    def _are_enough(self, state: RoundState, usable: dict[int, bytes]) -> bool:
+    @property
+    def _is_member(self) -> bool:
+        slot = self._known.view.slot_of(self._account)
+        return slot is not None and slot[1] == self._stage
+
+    def _are_enough(self, state: RoundState, usable: dict[int, bytes], now: float) -> bool:
         """Whether the makers of what is usable have a quorum of the votes. Contributions of others do not count: who
         has just come could have many slots, and contribute at once."""
-        makers = {state.contributions[name].contribution.account for name in usable.values()}
-        return self._known.view.votes(self._stage, makers) >= self._known.view.quorum(self._stage)
+        view, makers = self._known.view, _makers(state, usable.values())
+        return view.votes(self._stage, makers, int(now)) >= view.needed(self._stage, int(now))
+
+    def _opens_at(self, state: RoundState, listed: Collection[bytes], now: float) -> float:
+        """From when on the ledger takes a seal of these contributions, with a founder's signature if it needs one."""
+        return self._known.view.opens_at(self._stage, _makers(state, listed), int(now), founder=True)
 
     def _grace(self, state: RoundState, usable: dict[int, bytes], opened_at: float, now: float) -> Grace:
         rules, view = self._rules, self._known.view
@@ -165,7 +186,9 @@ class Sealing:
         if state.gathered_since is None and waits <= usable.keys():
             state.gathered_since = now
         voting = {slot[0] for one in view.voters(self._stage) if (slot := view.slot_of(one)) is not None}
-        payload = self._known.arrivals.usual(voting)
+        own = {slot[0] for slot in (view.slot_of(self._account),) if slot is not None}
+        others = (voting or set(view.complete_replicas())) - own
+        payload = self._known.arrivals.usual(others, rules.straggler_grace)
         times = opened_at, state.enough_since, rules.straggler_grace, payload, rules.round_timeout
         return Grace.of(*times, waits, state.gathered_since)
 
@@ -198,7 +221,7 @@ class Sealing:
         we propose takes a while to compute."""
         rules, view, stage = self._rules, self._known.view, self._stage
         times = (now, max(ready_since, now - rules.proposal_timeout))
-        turns = dict.fromkeys(attempt_at(rules, view, stage, at) for at in times)
+        turns = dict.fromkeys(attempt_at(rules, view, at) for at in times)
         return [one for one in turns if proposers(rules, view, stage, round, one)[:1] == (self._account,)]
 
     def _propose(self, moment: _Moment) -> None:
@@ -214,7 +237,7 @@ class Sealing:
         if again:  # not everybody could have that: only what a quorum holds
             reports = self._known.reports(state)
             listed = tuple(name for name in listed if is_named(view, self._stage, reports, name, now))
-        if now < view.opens_at(self._stage, len(listed)):
+        if now < self._opens_at(state, listed, now):
             return
         if not listed and not self._may_be_empty(state.round, now):
             return
@@ -225,7 +248,9 @@ class Sealing:
         if result is None:
             return
         contributions = state.listing(listed)
-        plan = self._plan(state.round, contributions, again)
+        plan = self._plan(moment, contributions, again)
+        if plan is None:
+            return
         seal = build_seal(rules, view, self._stage, state.round, contributions, multipliers, plan, result)
         digest = seal.digest(rules.domain)
         known = state.proposals.get(digest)
@@ -243,16 +268,18 @@ class Sealing:
         listed = tuple(moment.usable.values())
         if rules.policy != "mean" or not moment.usable.keys() >= grace.awaited:
             return
-        attempt = attempt_at(rules, view, self._stage, now)
-        signer = proposers(rules, view, self._stage, round, attempt)[0]
-        if not listed or signer == self._account or now < view.opens_at(self._stage, len(listed)):
+        attempt = attempt_at(rules, view, now)
+        signer = next(iter(proposers(rules, view, self._stage, round, attempt)), None)  # a founder may be alone
+        if not listed or signer in (None, self._account) or now < self._opens_at(state, listed, now):
             return
         multipliers = unit_multipliers(len(listed))
         result = self._outer(moment, listed, multipliers)
         if result is None:
             return
         contributions = state.listing(listed)
-        plan = self._plan(round, contributions, again=False)
+        plan = self._plan(moment, contributions, again=False)
+        if plan is None:
+            return
         seal = build_seal(rules, view, self._stage, round, contributions, multipliers, plan, result)
         state.proposals.setdefault(seal.digest(rules.domain), Proposal(seal, attempt, signer, now))
         state.foreseen = True
@@ -264,7 +291,7 @@ class Sealing:
             if self._pending.due(("attest", digest), now, REGOSSIP_SECONDS):
                 out.append(self._statement(state.round, digest, proposal, signature))
             return
-        listed, opens_at = proposal.listed, self._known.view.opens_at(self._stage, len(proposal.listed))
+        listed = proposal.listed
         missing = tuple(name for name in listed if not self._known.holds(state, name))
         if missing:
             unheard = tuple(name for name in missing if not self._known.is_heard(state, name))  # payloads are fetched
@@ -273,7 +300,7 @@ class Sealing:
                 out.append(a.GossipReport(state.round, self._known.holding(state), unheard[:MAX_MISSING]))
             return
         contributions = state.listing(listed)
-        if now < opens_at:
+        if now < self._opens_at(state, listed, now):
             return
         if len({signed.contribution.account for signed in contributions}) < len(contributions):
             self._refuse(moment, digest, proposal, "two contributions of one account")
@@ -289,26 +316,36 @@ class Sealing:
             self._ask(a.SignSeal(proposal.seal, digest), now, out)
 
     def _send(self, moment: _Moment, digest: bytes, proposal: Proposal) -> None:
+        """The proposal's seal to the ledger, once that would take it. While the stage's weight is not earned by work
+        that takes a founder's signature, for which everybody waits."""
         state, now = moment.state, moment.now
         view, signatures = self._known.view, state.signatures.get(digest, {})
-        if self._account not in signatures or view.votes(self._stage, signatures) < view.needed(
-            self._stage, signatures, int(now)
-        ):
-            return
-        if now < view.opens_at(self._stage, len(proposal.listed)):
+        if self._account not in signatures or not self._is_member:
             return
         if any(name not in state.contributions for name in proposal.listed):
             return  # somebody repeats our own vote of before a restart
+        makers, founder = _makers(state, proposal.listed), _founder(view, signatures)
+        may_seal = partial(view.may_seal, self._stage, makers, signatures, int(now))
+        alone = may_seal(founder=False)
+        if not alone and founder is None and may_seal(founder=True):
+            state.lacks_founder.setdefault(digest, now)
+        else:
+            state.lacks_founder.pop(digest, None)
+        if not alone and (founder is None or not may_seal(founder=True)):
+            return
         since = state.quorum_since.setdefault(digest, now)
         order = proposers(self._rules, view, self._stage, state.round, proposal.attempt)
         patience = order.index(self._account) * self._rules.proposal_timeout  # the proposer first, then the next
         if now >= since + patience:
-            signed = self._entries(state.listing(proposal.listed), signatures)
+            vouched = None if alone or founder is None else signatures[founder]
+            signed = self._entries(state.listing(proposal.listed), signatures, vouched, now)
             self._ask(a.SendSeal(proposal.seal, signed), now, moment.out)
 
-    def _entries(self, listed: tuple[SignedContribution, ...], signatures: dict[str, bytes]) -> bytes:
-        """All that the ledger looks at: signatures of the seal by voters and by makers of what it lists, and those of
-        their contributions by the other makers."""
+    def _entries(
+        self, listed: tuple[SignedContribution, ...], signatures: dict[str, bytes], vouched: bytes | None, now: float
+    ) -> bytes:
+        """All that the ledger looks at: signatures of the seal, by those with weight and by makers of what it lists.
+        Of the other makers those of their contributions. `vouched`: a founder's, where it takes one."""
         view = self._known.view
         of_seal, of_records = {}, {}
         for signed in listed:
@@ -318,10 +355,10 @@ class Sealing:
             else:
                 of_records[replica] = signed.signature
         for account in ascending(signatures.keys() - of_seal.keys()):
-            if view.may_vote(account, self._stage):
+            if has_votes(view, account, self._stage, now):
                 slot = view.slot_of(account)  # for who has left any replica will do
                 of_seal[account] = (slot[0] if slot else 0, signatures[account])
-        return entries(of_seal, of_records)
+        return entries(of_seal, of_records, vouched)
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
 
@@ -349,7 +386,10 @@ class Sealing:
         if result is None:
             return None
         plan, round = seal.outcome.plan, moment.state.round
-        if fault := plan_fault(rules, view, self._stage, round, plan, _parts_kept(listed)):
+        over = False if plan.inner_steps else self._is_over(moment)
+        if over is None:
+            return None
+        if fault := plan_fault(rules, view, self._stage, round, plan, _parts_kept(listed), over):
             return fault
         built = build_seal(rules, view, self._stage, round, listed, multipliers, plan, result)
         return "" if seal == built else "its fields"
@@ -383,12 +423,23 @@ class Sealing:
             self._ask(a.ComputeOuter(state.round, state.listing(listed), multipliers), moment.now, moment.out)
         return state.outer.get(key)
 
-    def _plan(self, round: int, listed: tuple[SignedContribution, ...], again: bool) -> Plan:
+    def _plan(self, moment: _Moment, listed: tuple[SignedContribution, ...], again: bool) -> Plan | None:
         """The plan that we would seal. Where a first proposal came to nothing it does not change: who has not the seals
-        that we have can agree to that too."""
+        that we have can agree to that too. None while we do not know whether it ends the run."""
+        rules, view, round = self._rules, self._known.view, moment.state.round
         if again:
-            return kept_plan(self._rules, self._known.view, self._stage, round)
-        return next_plan(self._rules, self._known.view, self._stage, round, _parts_kept(listed))
+            return kept_plan(rules, view, self._stage, round)
+        over = self._is_over(moment)
+        return None if over is None else next_plan(rules, view, self._stage, round, _parts_kept(listed), over)
+
+    def _is_over(self, moment: _Moment) -> bool | None:
+        """Whether the run stops with the round; None while that is being found out. Stage 0 alone says it."""
+        if not self._rules.may_stop or self._stage:
+            return False
+        state, opened = moment.state, stopping.opening(self._known.view, moment.state.round)
+        if opened not in state.ends:
+            self._ask(a.JudgeEnd(state.round), moment.now, moment.out)
+        return state.ends.get(opened)
 
     def _leaves_out(self, moment: _Moment, proposal: Proposal) -> bool:
         """Whether a proposal lacks what it has to list now: before the grace ends whoever is waited for, until shortly
@@ -423,14 +474,27 @@ class Sealing:
 
     def _may_contribute(self, round: int) -> bool:
         """Whether we have contributed to the round, or can still: who was dealt meanwhile has lost what it trained
-        ahead, and a round before our last one is not trained any more."""
+        ahead, and a round before our last one is not trained any more. A founder without a slot of the stage speaks
+        for all its members."""
         view = self._known.view
+        if not self._is_member:
+            return bool(view.complete_replicas())
         slot, own = view.slot_of(self._account), self._own.get(round)
         if own is not None:
             return may_count(view, own.contribution)
         if slot is None or slot[0] not in view.complete_replicas() or not may_train(view, self._account, round):
             return False
         return round > max(self._own, default=-1)
+
+
+def _makers(state: RoundState, listed: Iterable[bytes]) -> set[str]:
+    """The accounts of these contributions."""
+    return {state.contributions[name].contribution.account for name in listed}
+
+
+def _founder(view: RunView, signers: Iterable[str]) -> str | None:
+    """One of the signers that is a founder of the run."""
+    return next((account for account in signers if view.is_founder(account)), None)
 
 
 def _parts_kept(listed: tuple[SignedContribution, ...]) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from dlx.training.recipe.advice import FINE_TUNING
-from dlx.training.recipe.recipe import Inner
+from dlx.training.recipe.presets import KINDS, LARGE_RATES
+from dlx.training.recipe.recipe import Adapter
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,12 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Answers:
-    """What the wizard asked. `model`: a Hugging Face folder, or one of SIZES; `stages`: layers [low, high) of each."""
+    """What the wizard asked. `model`: a Hugging Face folder, or one of SIZES; `stages`: layers [low, high) of each;
+    `large`: the model wants lower rates than its kind's."""
 
     name: str
     model: Path | Size
+    kind: str
     data: Path
     stages: list[tuple[int, int]]
     min_replicas: int
@@ -45,9 +47,11 @@ class Answers:
     micro_batches: int
     tokenizer: Path | None = None
     vocabulary: int = 256
+    large: bool = False
     licence: str = ""
     field: str = "text"
     raw: bool = False
+    chat: bool = False
 
 
 def even(layers: int, stages: int) -> list[tuple[int, int]]:
@@ -64,6 +68,7 @@ def draft_text(given: Answers) -> str:
         "",
         f"name = {_text(given.name)}  # what people read in lists; anybody's runs may have the same",
         f"rounds = {given.rounds}  # outer rounds; each ends with one exchange of pseudo-gradients",
+        *([f'kind = "{given.kind}"  # {_KINDS[given.kind]}'] if isinstance(given.model, Path) else []),
         f"stages = [{stages}]  # layers [from, to) of each pipeline stage: a replica takes one machine for each",
         f"min_replicas = {given.min_replicas}  # complete replicas at which the first round opens",
         f"max_replicas = {given.max_replicas}  # slots beyond these are refused; more make a seal dearer",
@@ -90,6 +95,7 @@ def draft_text(given: Answers) -> str:
         "# The text is public: the nodes of the run give it to whoever asks.",
         f"source = [{_text(str(given.data))}]  # files, folders or globs of text, .jsonl or .parquet",
         *([f"field = {_text(given.field)}  # key or column of an entry's text"] if given.field != "text" else []),
+        *(["chat = true  # entries are conversations: what an assistant says is learnt"] if given.chat else []),
         *(["raw = true  # files that are no text are taken as their bytes"] if given.raw else []),
         "# private = true  # replicas may also train on text that stays on their machines (start --private-data)",
         *(
@@ -103,7 +109,7 @@ def draft_text(given: Answers) -> str:
         f"licence = {_text(given.licence)}  # of the data: it stands in every pulled version",
         "# heldout = 0.05  # part of the text that nobody trains on",
         "",
-        *(_fine_tuning() if isinstance(given.model, Path) else []),
+        *_kind(given.kind, given.large),
         "# [plan]",
         "# inner_steps = 10  # of a round, between two exchanges: more where links are slow",
         "",
@@ -118,19 +124,37 @@ def draft_text(given: Answers) -> str:
         "",
         "# [audit]",
         "# share = 0.0625  # part of all work that others replay",
+        "",
+        "# [evaluation]",
+        "# Left out, so much is evaluated as takes 1% of the work.",
+        "# every = 10  # rounds between two versions whose held-out loss drawn members compute; 0: none",
+        "# samples = 64  # held-out samples of each, drawn by chance",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _fine_tuning() -> list[str]:
-    scratch = Inner()
-    return [
-        "[inner]  # a trained model bears a thirtieth of the rates that drawn weights want; large ones want less still",
-        f"lr = {FINE_TUNING.lr:g}  # of embeddings, norms and head: {scratch.lr:g} from scratch",
-        f"matrix_lr = {FINE_TUNING.matrix_lr:g}  # of the layers' matrices: {scratch.matrix_lr:g} from scratch",
-        f"# warmup = {scratch.warmup:g}  # part of the run in which the rates rise",
-        "",
-    ]
+_KINDS = {
+    "pretrain": "the rates of drawn weights, also where training goes on",
+    "finetune": "rates that a trained model bears: see `run plan`",
+    "lora": "low-rank factors beside a frozen model",
+}
+
+
+def _kind(kind: str, large: bool) -> list[str]:
+    """What the kind stands for, as comments; of a large model the rates that it wants in place of those."""
+    own = LARGE_RATES.get(kind, {}) if large else {}
+    lines = []
+    for table, keys in KINDS[kind].items():
+        shown = keys or {key: getattr(Adapter(), key) for key in ("rank", "alpha", "targets")}
+        states = not own.keys().isdisjoint(keys)
+        lines += [f"{'' if states else '# '}[{table}]  # what the kind stands for"]
+        lines += [
+            f"{key} = {json.dumps(own[key])}  # of a model this large: the kind's {json.dumps(value)} suits small ones"
+            if states and key in own
+            else f"# {key} = {json.dumps(value)}"
+            for key, value in shown.items()
+        ]
+    return [*lines, ""] if lines else []
 
 
 def suggested_rounds(tokens: int, tokens_per_step: int, inner_steps: int, replicas: int) -> int:

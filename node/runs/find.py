@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -15,18 +16,26 @@ from dlx.ground.backoff import Backoff
 from dlx.ground.blobs import BlobError, read_blob
 from dlx.ground.untrusted import printable
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.errors import LedgerUnavailable
+from dlx.ledger.errors import Contradiction, LedgerUnavailable
+from dlx.ledger.index.crosscheck import incomplete, left_out
 from dlx.ledger.index.event_index import EventIndex
-from dlx.ledger.index.rebuild import RunReplay
+from dlx.ledger.index.rebuild import NodesReplay, RunReplay
+from dlx.ledger.transactions.fees import GWEI
 from dlx.ledger.typed import RunConfig
+from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
+from dlx.ledger.view.runs import MAX_HORIZON, MAX_LANE_SEALS, MIN_HORIZON
+from dlx.node.home.citation import id_digits
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.home.program import line
 from dlx.node.round.rules.plans import Terms, finished
+from dlx.node.round.rules.round_rules import weight_share
+from dlx.training.models.shapes import frozen_shapes, stage_shapes
+from dlx.training.models.weights import file_size
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, manifest_hash, parse
 from dlx.training.recipe.recipe import max_inner_steps
 from dlx.training.recipe.strict import ManifestError
 
-_SHORTEST_PREFIX = 6  # hex digits
 _READ_ON_SECONDS = 0.2  # while the chain node does not give everything yet
 
 Row = TypeVar("Row")
@@ -56,7 +65,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     replica: int
     stage: int
     last_round_counted: int | None
-    votes: bool  # whether its signature counts for its stage's next seal
+    weight: float  # its part of its stage's weight, 0 to 1
     accused: bool
     forfeit: bool  # whether anybody may ask for its slot
     site: str | None  # address of the site whose machines hold all slots of its replica
@@ -73,6 +82,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     summary: RunSummary
+    founders: tuple[str, ...]  # accounts
+    founders_hold: tuple[float, ...]  # of each stage's weight the part that work has not earned yet, 0 to 1
+    horizon: int  # non-empty seals over which work weighs
     min_replicas: int
     max_replicas: int
     complete_replicas: int
@@ -88,6 +100,12 @@ class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: tuple[Checkpoint, ...]  # oldest first
 
 
+def founders_part(details: RunDetails) -> str:
+    """How much of the run's weight its founders still hold, in words."""
+    held = [f"{part:.0%} of stage {stage}'s" for stage, part in enumerate(details.founders_hold) if part]
+    return f"founders hold {', '.join(held)} until work has earned it" if held else "work has earned all of it"
+
+
 def resolve(index: EventIndex, given: str | None) -> bytes:
     """The 32-byte run id for what a user typed: hex with or without 0x, an unambiguous prefix, or nothing at all
     where the ledger has one run. Raises UsageFailure, or Failure where the ledger has no such run."""
@@ -97,20 +115,14 @@ def resolve(index: EventIndex, given: str | None) -> bytes:
     if len(found) == 1:
         return found[0]
     if not runs:
-        raise Failure("the ledger has no run yet: make one with `dlx-node run create`")
+        make = line("run", "create", "--manifest", "FILE", of_ledger=True)
+        raise Failure(f"the ledger has no run yet: make one with `{make}`")
+    shown = line("run", "list", of_ledger=True)
     if text is None:
-        raise UsageFailure(f"the ledger has {len(runs)} runs: name one of those that `dlx-node run list` shows")
+        raise UsageFailure(f"the ledger has {len(runs)} runs: name one that `{shown}` shows")
     if not found:
-        raise Failure(f"the ledger knows no run {given}: `dlx-node run list` shows those it has")
+        raise Failure(f"the ledger knows no run {given}: `{shown}` shows those it has")
     raise UsageFailure(f"{given!r} could be any of {len(found)} runs: give more digits")
-
-
-def id_digits(given: str) -> str:
-    """The lower-case hex digits of a run id or its prefix. Raises UsageFailure for what can be none."""
-    text = given.lower().removeprefix("0x")
-    if not set(text) <= set("0123456789abcdef") or not _SHORTEST_PREFIX <= len(text) <= 64:
-        raise UsageFailure(f"{given!r} is no run id: expected 64 hex digits, or the first {_SHORTEST_PREFIX} or more")
-    return text
 
 
 class RunReader:
@@ -125,7 +137,7 @@ class RunReader:
         return self._feed.index
 
     def view(self) -> RunView:
-        """The run's view now: only what happened since the last call is read. Raises LedgerError, ViewError."""
+        """The run's view now: only what happened since the last call is read. Raises LedgerError."""
         while True:
             update = self._client.poll(self._feed)
             if update.complete:
@@ -159,7 +171,28 @@ def resolve_patiently(client: LedgerClient, given: str | None, say: Callable[[st
             time.sleep(backoff.delay(failures, random))
 
 
-def view_of(index: EventIndex, run: bytes) -> RunView:
+def view_of(client: LedgerClient, index: EventIndex, run: bytes) -> RunView:
+    """A run of the ledger as its events say, where the contracts say the same; use it while the index is open.
+
+    Raises Contradiction where the chain node left events out or made some up, LedgerUnavailable.
+    """
+    name = client.rpc.name
+    for _ in range(2):  # a reorg just then looks the same, once
+        try:
+            view, nodes = replayed(index, run), NodesReplay(index)
+        except ViewError as error:
+            raise Contradiction(incomplete(name, run, str(error))) from error
+        nodes.advance()
+        tip = index.tip
+        about = "" if tip is None else left_out(client.rpc, index.contracts, view, nodes.nodes, tip.block) or ""
+        if not about:
+            return view
+        index.sync(client.rpc)
+    index.forget()
+    raise Contradiction(incomplete(name, run, about))
+
+
+def replayed(index: EventIndex, run: bytes) -> RunView:
     """A run of the ledger as its events say; use it while the index is open. Raises ViewError for events that the
     contract cannot have emitted."""
     replay = RunReplay(index, run)
@@ -170,7 +203,7 @@ def view_of(index: EventIndex, run: bytes) -> RunView:
 def list_runs(index: EventIndex, folders: Sequence[Path]) -> tuple[list[RunSummary], list[UnreadableRun]]:
     """Every run of the ledger, oldest first, and those that could not be shown; a manifest in a blob folder says when a
     run ends that adapts."""
-    return readable(index, index.runs(), lambda run: summary(view_of(index, run), folders))
+    return readable(index, index.runs(), lambda run: summary(replayed(index, run), folders))
 
 
 def readable(
@@ -194,11 +227,13 @@ def readable(
 def show_run(view: RunView, folders: Sequence[Path], now: int | None = None) -> RunDetails:
     """A run's terms and members, at a time of the chain (Unix seconds; None: this machine's, which may be wrong)."""
     config = view.config
-    voters = {account for stage in range(config.stages) for account in view.voters(stage)}
     now = int(time.time()) if now is None else now
     members = sorted((slot, account) for account, slot in view.members().items())
     return RunDetails(
         summary=summary(view, folders),
+        founders=view.founders,
+        founders_hold=tuple(view.vacuum(stage, now) / view.total(stage, now) for stage in range(config.stages)),
+        horizon=config.horizon,
         min_replicas=config.min_replicas,
         max_replicas=config.max_replicas,
         complete_replicas=len(view.complete_replicas()),
@@ -216,9 +251,9 @@ def show_run(view: RunView, folders: Sequence[Path], now: int | None = None) -> 
                 replica=replica,
                 stage=stage,
                 last_round_counted=view.last_round_counted(account),
-                votes=account in voters,
+                weight=weight_share(view, account, stage, now),
                 accused=account in view.accusations,
-                forfeit=not view.finished and view.is_forfeit(account, now),
+                forfeit=not view.finished and view.is_forfeit(account),
                 site=view.site_at(replica),
             )
             for (replica, stage), account in members
@@ -265,6 +300,10 @@ def differences(manifest: Manifest, view: RunView) -> list[str]:
     stated = {"name": manifest.name} | asdict(config_of(manifest))
     registered = {"name": view.name} | asdict(view.config)
     found = [f"{key} is {stated[key]}, there {registered[key]}" for key in stated if stated[key] != registered[key]]
+    for what, blobs, shapes in (("genesis", manifest.genesis, stage_shapes), ("base", manifest.base, frozen_shapes)):
+        for stage, blob in enumerate(blobs):  # before anybody fetches it
+            if blob.size != (size := file_size(shapes(manifest, stage))):
+                found.append(f"the {what} of stage {stage} has {blob.size:,} bytes, its tensors {size:,}")
     return found if genesis_of(manifest) == list(view.genesis) else [*found, "another genesis"]
 
 
@@ -275,6 +314,8 @@ def genesis_of(manifest: Manifest) -> list[bytes]:
 
 def config_of(manifest: Manifest) -> RunConfig:
     """The numbers of a manifest that the ledger enforces."""
+    from dlx.node.runs.outer_terms import outer_commitment  # the shapes of tensors: numpy, which many commands need not
+
     return RunConfig(
         manifest=manifest_hash(manifest),
         rounds=manifest.rounds,
@@ -283,10 +324,22 @@ def config_of(manifest: Manifest) -> RunConfig:
         max_replicas=manifest.max_replicas,
         quorum_numerator=manifest.quorum.numerator,
         quorum_denominator=manifest.quorum.denominator,
+        horizon=horizon_of(manifest.audit.share, manifest.max_replicas),
         min_round_time=manifest.timing.min_round_time,
         round_timeout=manifest.timing.round_timeout,
         eviction_time=manifest.timing.eviction_time,
         max_inner_steps=max_inner_steps(manifest),
         start_time=manifest.timing.start_time,
         tokens_per_step=manifest.tokens_per_step,
+        invited=manifest.invited,
+        bond=manifest.bond * GWEI,
+        outer=outer_commitment(manifest, [bytes.fromhex(stage.root) for stage in manifest.genesis]),
     )
+
+
+def horizon_of(share: float, max_replicas: int) -> int:
+    """Over how many non-empty seals work weighs in a run whose draws replay this share of it: who makes its work up is
+    drawn about eight times in as many. A power of two within the ledger's bounds."""
+    most = min(MAX_HORIZON, MAX_LANE_SEALS // max_replicas)
+    seals = 8 / share if share else most
+    return max(MIN_HORIZON, min(1 << round(math.log2(seals)), 1 << most.bit_length() - 1))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import platform
-import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -14,9 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
-from dlx.ground.machine import nearest
+from dlx.ground.limits import cores, free_memory
+from dlx.ground.machine import nearest, network_disk
 from dlx.node import version
 from dlx.node.home import extras
 from dlx.node.home.config import redacted_urls
@@ -24,8 +22,8 @@ from dlx.node.home.datadir import DataDir, NotPrivate
 from dlx.node.home.diagnostics import FAIL, PASS, WARN, Diagnosis
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.formatting import size
+from dlx.node.home.program import line
 from dlx.node.home.settings import Settings
-from dlx.training.models.placement import cores
 
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
@@ -40,6 +38,7 @@ _PYTHON = (3, 11)
 def quick(folder: DataDir, settings: Settings) -> Iterator[Diagnosis]:
     """What can be told of this machine and folder at once."""
     yield _versions()
+    yield _place(folder)
     yield _secrets(folder, settings)
     yield _room(folder, settings)
     yield _threads(folder, settings)
@@ -54,8 +53,10 @@ def keys(folder: DataDir, settings: Settings) -> tuple[Diagnosis, Account | None
         peer_id = identity.load_node_key(folder, settings).peer_id
     except NotPrivate as error:
         return Diagnosis("password", FAIL, error.problem, error.mend), None
+    except (identity.WrongPassword, UsageFailure) as error:  # the latter: there is no password, or not in that file
+        return Diagnosis("password", FAIL, str(error), _set(folder, "password_file", "FILE")), None
     except Failure as error:
-        return Diagnosis("password", FAIL, str(error), _init(folder)), None
+        return Diagnosis("password", FAIL, str(error), "restore the folder's keys from a backup"), None
     return Diagnosis("password", PASS, f"opens account {account.address} and the key of peer {peer_id}"), account
 
 
@@ -72,7 +73,7 @@ def endpoints(client: LedgerClient, folder: DataDir, settings: Settings) -> Iter
             yield Diagnosis("chain", FAIL, str(error), f"{other}, or {_set(folder, 'chain_id', 'NUMBER')}")
             continue
         except LedgerError as error:
-            yield Diagnosis("chain", FAIL, str(error), f"start `dlx-node chain` there, or {other}")
+            yield Diagnosis("chain", FAIL, str(error), f"start `chain` there, or {other}")
             continue
         yield Diagnosis("chain", PASS, f"{name} answers for chain {found}, block {head.number:,}")
         yield clock(time.time(), head.time)
@@ -101,7 +102,7 @@ def contracts(client: LedgerClient, folder: DataDir) -> Diagnosis:
         mend = f"wait until the chain node has synced, or {_set(folder, 'ledger', 'ADDRESS')}"
         return Diagnosis("ledger", FAIL, str(error), mend)
     except LedgerError as error:
-        mend = f"{_set(folder, 'ledger', 'ADDRESS')}: `dlx-node chain` and `dlx-node deploy` print it"
+        mend = f"{_set(folder, 'ledger', 'ADDRESS')}: `chain` and `deploy` print it"
         return Diagnosis("ledger", FAIL, str(error), mend)
     return Diagnosis("ledger", PASS, f"{client.ledger} has this version's contracts")
 
@@ -141,15 +142,15 @@ def machine(
     folder: DataDir, settings: Settings, manifest: Manifest, view: RunView, stage: int | None
 ) -> list[Diagnosis]:
     """This machine's memory and disk against what `run plan` says of a stage; None: of the one that takes most.
-    Raises UsageFailure for a stage that the run has not."""
+    Nothing where `device` is FAIL. Raises UsageFailure for a stage that the run has not."""
     from dlx.node.runs.upkeep import upkeep
     from dlx.training.balance.costs import costs
     from dlx.training.models.placement import PlacementError, settle
 
     try:
         settled = settle(settings.placement)
-    except PlacementError as error:
-        return [Diagnosis("device", FAIL, str(error), _set(folder, "device", "auto"))]
+    except PlacementError:
+        return []
     planned = costs(manifest, settled, settled.ranks)
     replicas = max(1, len(view.complete_replicas()))
     chosen = [cost for cost in planned if stage in (None, cost.stage)]
@@ -157,20 +158,33 @@ def machine(
         raise UsageFailure(f"--stage {stage}: the run has stages 0 to {len(planned) - 1}")
     memory = max(cost.memory.host for cost in chosen) * settled.ranks
     disk = max(upkeep(manifest, cost, replicas).disk for cost in chosen)
-    found = [Diagnosis("device", PASS, str(settled))]
-    available = psutil.virtual_memory().available
+    available = free_memory()
     what = "the largest stage" if stage is None else f"stage {stage}"
     text = f"{what} takes {size(memory)} of main memory; {size(available)} are free"
     enough = available >= memory
     less = _set(folder, "checkpoint_activations", "layers")
     mend = "" if enough else f"free memory, ask for a smaller --stage, or {less}"
-    found.append(Diagnosis("memory", PASS if enough else WARN, text, mend))
+    found = [Diagnosis("memory", PASS if enough else WARN, text, mend)]
     if settled.device.startswith("cuda"):
         found.append(_device_memory(settled.device, what, max(cost.memory.device for cost in chosen), less))
     free = shutil.disk_usage(nearest(folder.root)).free - settings.disk_floor + _held(folder.blobs)
     text = f"{what} takes up to {size(disk)} of the disk; {size(max(0, free))} may be had"
     found.append(Diagnosis("plan", PASS if free >= disk else WARN, text, "" if free >= disk else _MORE_ROOM))
     return found
+
+
+def device(folder: DataDir, settings: Settings) -> Diagnosis:
+    """Whether torch can use the devices that the settings name, or a GPU that is here. Imports torch, which takes
+    seconds, and raises MissingExtra or ImportError where that cannot be."""
+    from dlx.training.models.placement import PlacementError, settle, unused_gpu
+
+    try:
+        settled = settle(settings.placement)
+    except PlacementError as error:
+        return Diagnosis("device", FAIL, str(error), _set(folder, "device", "auto"))
+    if settings.device == "auto" and settled.device == "cpu" and (why := unused_gpu()):
+        return Diagnosis("device", WARN, f"{settled}: {why}", _GPU)
+    return Diagnosis("device", PASS, str(settled))
 
 
 def arithmetic() -> Diagnosis:
@@ -186,6 +200,7 @@ def arithmetic() -> Diagnosis:
     return Diagnosis("self-test", PASS, "computes the bits that all others do")
 
 
+_GPU = "install a torch that fits the GPU and its driver (https://pytorch.org/get-started)"
 _MORE_ROOM = "make room, or name a folder on another disk by --datadir"
 
 
@@ -209,10 +224,22 @@ def _installed(name: str) -> str:
         return "missing"
 
 
+def _place(folder: DataDir) -> Diagnosis:
+    kind = network_disk(folder.root)
+    if kind is None:
+        return Diagnosis("folder", PASS, f"{folder.root}, on a disk of this machine")
+    text = (
+        f"{folder.root} is on {kind}, another machine's disk: SQLite may lose there what was signed, and locks may not"
+    )
+    return Diagnosis("folder", WARN, f"{text} keep a second node out", "move the folder to a disk of this machine")
+
+
 def _secrets(folder: DataDir, settings: Settings) -> Diagnosis:
     """Whether the keys are there, and nobody else's to read."""
+    from dlx.node.home.keys import identity
+
     if not folder.node_key.exists() or not folder.keystore.is_dir() or not any(folder.keystore.iterdir()):
-        return Diagnosis("keys", FAIL, f"{folder.root} lacks a node key or an account", _init(folder))
+        return Diagnosis("keys", FAIL, f"{folder.root} lacks a node key or an account", identity.making(folder))
     try:
         folder.check_secrets()
     except NotPrivate as error:
@@ -247,9 +274,5 @@ def _held(blobs: Path) -> int:
     return sum(path.stat().st_size for path in blobs.glob("*") if path.is_file())
 
 
-def _init(folder: DataDir) -> str:
-    return shlex.join(["dlx-node", "init", "--datadir", str(folder.root), "--password-file", "FILE"])
-
-
 def _set(folder: DataDir, key: str, value: object) -> str:
-    return shlex.join(["dlx-node", "config", "set", key, str(value), "--datadir", str(folder.root)])
+    return line("config", "set", key, value, folder=folder.root)

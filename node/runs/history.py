@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -20,6 +21,9 @@ from dlx.ledger.view.run_view import RunView
 from dlx.ledger.view.seal_log import taken
 from dlx.node.home.errors import Failure
 from dlx.node.round.challenges.verdicts import ReportedVerdict
+from dlx.node.runs.held_out import HeldOut
+
+NOTHING: Mapping[int, HeldOut] = MappingProxyType({})
 
 
 class StageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +52,9 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
     time: int  # of the last seal, Unix seconds
     inner_steps: int | None  # of the plan: a slower replica does fewer; None: an empty round
     loss: float | None  # nats per token, token-weighted mean of the last stage; None: not sealed yet, or empty
+    held_out: float | None  # nats per token of what the round led to, version `round + 1`; see node.runs.held_out
+    held_out_said: dict[str, float]  # by whom: account -> its loss
+    held_out_missing: tuple[str, ...]  # drawn accounts that said nothing (yet)
     tokens: int
     total_tokens: int  # of the run up to and including this round
     sealed: bool  # by every stage
@@ -68,7 +75,7 @@ class ConvictionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerdictRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checker found of a drawn contribution, as this folder's node was told. Hashes are hex."""
+    """What a checker found of a drawn segment, as this folder's node was told. Hashes are hex."""
 
     round: int
     stage: int
@@ -89,16 +96,22 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     rounds_planned: int
     sealed_rounds: int  # by every stage
     stage_count: int
+    held_out_before: float | None  # of the model that the run starts from, by its creator; None: none, or not known
     rounds: tuple[RoundRow, ...]
     convictions: tuple[ConvictionRow, ...]
     verdicts: tuple[VerdictRow, ...]
 
 
 def history(
-    index: EventIndex, view: RunView, last: int | None = None, verdicts: Sequence[ReportedVerdict] = ()
+    index: EventIndex,
+    view: RunView,
+    last: int | None = None,
+    verdicts: Sequence[ReportedVerdict] = (),
+    held_out: Mapping[int, HeldOut] = NOTHING,
+    before: float | None = None,
 ) -> History:
     """The rounds of a run, or its `last` ones, from the rows that its replayed view left in the index, and those of the
-    `verdicts` that are about them."""
+    `verdicts` that are about them. `held_out`: by version. `before`: loss of the genesis, by the manifest."""
     config = view.config
     newest = max(view.next_round(stage) for stage in range(config.stages))
     first = 0 if last is None else max(0, newest - last)
@@ -109,7 +122,8 @@ def history(
         rounds_planned=config.rounds,
         sealed_rounds=min(view.next_round(stage) for stage in range(config.stages)),
         stage_count=config.stages,
-        rounds=tuple(_rounds(index, view, first)),
+        held_out_before=before,
+        rounds=tuple(_rounds(index, view, first, held_out)),
         convictions=tuple(map(_conviction, view.convictions)),
         verdicts=tuple(_verdict(one) for one in verdicts if one.report.round >= first),
     )
@@ -124,7 +138,7 @@ def to_csv(found: History) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     columns = [f"stage{stage}_{name}" for stage in range(found.stage_count) for name in names]
-    writer.writerow(["round", "time", "inner_steps", "loss", "tokens", "total_tokens", *columns])
+    writer.writerow(["round", "time", "inner_steps", "held_out", "loss", "tokens", "total_tokens", *columns])
     for row in found.rounds:
         by_stage = {stage.stage: stage for stage in row.stages}
         cells = [
@@ -132,13 +146,14 @@ def to_csv(found: History) -> str:
             for stage in range(found.stage_count)
             for name in names
         ]
-        loss = "" if row.loss is None else f"{row.loss:.6f}"
-        writer.writerow([row.round, utc(row.time), row.inner_steps, loss, row.tokens, row.total_tokens, *cells])
+        losses = ["" if loss is None else f"{loss:.6f}" for loss in (row.held_out, row.loss)]
+        writer.writerow([row.round, utc(row.time), row.inner_steps, *losses, row.tokens, row.total_tokens, *cells])
     return text.getvalue()
 
 
 def plot(found: History, path: Path) -> None:
-    """Draw loss against rounds and tokens to a PNG file. Raises Failure where there is nothing to draw."""
+    """Draw held-out loss (thick) and training loss (thin) against rounds and tokens to a PNG file. Raises Failure where
+    there is nothing to draw."""
     points = [(row.round, row.loss, row.total_tokens) for row in found.rounds if row.loss is not None]
     if not points:
         raise Failure(f"run {found.run[:10]} has no sealed round with a loss yet: there is nothing to draw")
@@ -150,17 +165,19 @@ def plot(found: History, path: Path) -> None:
 
     rounds, losses, tokens = (list(column) for column in zip(*points, strict=True))
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    axes.plot(rounds, losses, color="#1f5fa8", linewidth=2, marker="o" if len(rounds) <= 60 else None, markersize=4)
-    axes.annotate(
-        f"{losses[-1]:.3f}",
-        (rounds[-1], losses[-1]),
-        xytext=(0, 9),
-        textcoords="offset points",
-        ha="center",
-        color="#1f5fa8",
-    )
+    evaluated = [(row.round, row.held_out) for row in found.rounds if row.held_out is not None]
+    colour, width = ("#8a8d91", 1) if evaluated else ("#1f5fa8", 2)
+    axes.plot(rounds, losses, label="training loss, as members say", color=colour, linewidth=width)
+    if evaluated:
+        places, held_out = (list(column) for column in zip(*evaluated, strict=True))
+        mark = "o" if len(places) <= 60 else None
+        label = "held-out loss, by the ledger"
+        axes.plot(places, held_out, color="#1f5fa8", linewidth=2, marker=mark, markersize=4, label=label)
+        axes.legend(frameon=False)
+    place, loss = evaluated[-1] if evaluated else (rounds[-1], losses[-1])
+    axes.annotate(f"{loss:.3f}", (place, loss), xytext=(0, 9), textcoords="offset points", ha="center", color="#1f5fa8")
     axes.set_xlabel("Round")
-    axes.set_ylabel("Training loss (nats per token)")
+    axes.set_ylabel("Loss (nats per token)" if evaluated else "Training loss (nats per token)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.03, y=0.1)
     axes.grid(color="#dddddd", linewidth=0.8)
@@ -195,18 +212,22 @@ def utc(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _rounds(index: EventIndex, view: RunView, first: int) -> Iterator[RoundRow]:
+def _rounds(index: EventIndex, view: RunView, first: int, held_out: Mapping[int, HeldOut]) -> Iterator[RoundRow]:
     """From a round on, oldest first."""
     stages, total = view.config.stages, seal_rows.tokens_before(index, view.run, first)
     for number, group in groupby(seal_rows.read(index, view.run, first), key=lambda row: row.round):
         seals = list(group)
         last = seals[-1] if seals[-1].stage == stages - 1 else None
         total += seals[0].tokens
+        evaluated = held_out.get(number + 1)
         yield RoundRow(
             round=number,
             time=max(seal.time for seal in seals),
             inner_steps=next((seal.inner_steps for seal in seals if seal.counted), None),
             loss=last.loss / MICRO if last and last.counted else None,
+            held_out=None if evaluated is None else evaluated.loss,
+            held_out_said=dict(evaluated.said) if evaluated else {},
+            held_out_missing=evaluated.missing if evaluated else (),
             tokens=seals[0].tokens,
             total_tokens=total,
             sealed=len(seals) == stages,

@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -22,6 +22,9 @@ from dlx.ground.untrusted import decode_json, printable
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.view.run_view import RunView
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.training.models import weights
+from dlx.training.models.model_files import Form, is_model, read_split, split
+from dlx.training.models.weights import Dtype
 from dlx.training.outer.average import members
 from dlx.training.recipe.manifest import Manifest, parse
 from dlx.training.recipe.strict import ManifestError
@@ -29,6 +32,9 @@ from dlx.training.recipe.strict import ManifestError
 SUMS = "SHA256SUMS"  # what `sha256sum -c` checks
 PROVENANCE = "provenance.json"
 MANIFEST = "manifest.json"  # the run's, whose sha256 is on the ledger
+HELD_OUT = "held_out.json"  # what members had said of the version when it was pulled: not in SUMS, as they may go on
+SCORES = "scores.jsonl"  # what accounts had said of it in tasks, likewise
+SAFETENSORS, GGUF = FORMATS = ("safetensors", "gguf")  # of the weights
 MAX_URI = 2048  # bytes
 _MOST_BYTES = 1 << 20  # of SUMS, PROVENANCE or MANIFEST
 _BESIDE_WEIGHTS = 256 << 20  # bytes of all other files of a version: its tokenizer above all
@@ -49,11 +55,24 @@ def read_sums(folder: Path, view: RunView, version: int) -> bytes:
     if (stated["run"], stated.get("version")) != ("0x" + view.run.hex(), version):
         raise Failure(f"{folder} is not version {version} of run 0x{view.run.hex()}, as its {PROVENANCE} says")
     manifest = run_manifest(folder, view.config.manifest.hex())
-    check_files(folder, manifest)
+    form = read_form(stated)
+    check_files(folder, manifest, form)
+    if form.merged and manifest.adapter is not None:
+        raise Failure(f"{folder} has the whole model, the run publishes its adapter: pull it without --merged")
     mean = members(manifest.average, version)
     if stated.get("average") != (mean if len(mean) > 1 else None):
         raise Failure(f"{folder} has the version itself, the run publishes means: pull it without --sealed")
+    if form != Form() or read_split(manifest, folder) != split(manifest, Form()):
+        raise Failure(
+            f"{folder} has other files than whoever compares: pull it without --dtype, --shard-size and --format"
+        )
     return file_hash(folder / SUMS)
+
+
+def names(folder: Path) -> list[str]:
+    """Of all files of a pulled folder, which was checked: what its list names, what was said of it, and SUMS last."""
+    listed = [line.partition("  ")[2] for line in (folder / SUMS).read_text().splitlines()]
+    return [*listed, *(name for name in (HELD_OUT, SCORES) if (folder / name).exists()), SUMS]
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:
@@ -78,17 +97,39 @@ def run_manifest(folder: Path, digest: str) -> Manifest:
         raise _no_version(folder, error) from None
 
 
-def check_files(folder: Path, manifest: Manifest) -> None:
-    """Raises Failure unless a pulled folder's files are those that it lists; where they are longer than a version of
-    the manifest's run can be none is read."""
-    limit = sum(blob.size for blob in manifest.genesis) + _BESIDE_WEIGHTS
+def read_form(stated: dict[str, Any]) -> Form:
+    """Of a folder's weights, by its provenance, but for the size of its files. Raises Failure."""
+    dtype, format = stated.get("dtype"), stated.get("format")
+    if dtype not in get_args(Dtype) or format not in FORMATS:
+        raise Failure(f"its {PROVENANCE}: expected a dtype of {', '.join(get_args(Dtype))} and a format of {FORMATS}")
+    return Form(dtype, gguf=format == GGUF, merged=stated.get("merged") is True)  # type: ignore[arg-type]
+
+
+def check_files(folder: Path, manifest: Manifest, form: Form) -> None:
+    """Raises Failure unless a pulled folder's files are those that it lists, no links among them. None is read where
+    the weights have not the size of those of the manifest's run in that `form`, or all files together are longer than a
+    version can be."""
+    limit = sum(blob.size for blob in [*manifest.genesis, *manifest.base]) + _BESIDE_WEIGHTS
+    alone = manifest.adapter is not None and not form.merged
+    if form.merged and manifest.adapter is None:
+        raise Failure(f"{folder}: its {PROVENANCE} says that it is merged, and the run trains no adapter")
+    if not form.gguf and alone == is_model(manifest, folder):
+        raise Failure(
+            f"{folder}: has {'a whole model' if alone else 'an adapter alone'}, which its {PROVENANCE} denies"
+        )
     try:
         listed, size = _small(folder / SUMS), _size(folder)
+        for name, shapes in {} if form.gguf else read_split(manifest, folder).items():
+            has, expected = (folder / name).stat().st_size, weights.layout(shapes, form.dtype).size
+            if has != expected:
+                raise Failure(
+                    f"{folder}: its {name} has {has:,} bytes, those of the run by its {MANIFEST} {expected:,}"
+                )
         if size > limit:
             raise Failure(f"{folder}: its files have {size:,} bytes, a version by its {MANIFEST} at most {limit:,}")
         if listed != (found := _sums(folder)):
             raise Failure(f"{folder}: its files are not those that its {SUMS} lists: {_differences(listed, found)}")
-        if others := sorted(printable(path.name) for path in folder.iterdir() if not path.is_file()):
+        if others := sorted(printable(path.name) for path in folder.iterdir() if not _is_plain(path)):
             raise Failure(f"{folder}: no plain file: {', '.join(others[:8])}")
     except (OSError, ValueError) as error:
         raise _no_version(folder, error) from None
@@ -141,12 +182,17 @@ def publish(
 
 
 def _sums(folder: Path) -> bytes:
-    names = sorted(path.name for path in folder.iterdir() if path.name != SUMS)
+    names = sorted(path.name for path in folder.iterdir() if path.name not in (SUMS, HELD_OUT, SCORES))
     return "".join(f"{_hash(folder / name)}  {name}\n" for name in names).encode()
 
 
 def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    return sum(path.stat().st_size for path in folder.iterdir() if _is_plain(path))
+
+
+def _is_plain(path: Path) -> bool:
+    """Not a pipe, which would never end, nor a link to any file of this machine."""
+    return path.is_file() and not path.is_symlink()
 
 
 def _no_version(folder: Path, error: Exception) -> Failure:
@@ -154,8 +200,8 @@ def _no_version(folder: Path, error: Exception) -> Failure:
 
 
 def _small(path: Path) -> bytes:
-    """Raises OSError for what is no plain file, such as a pipe, which would never end, or too long to be it."""
-    if not path.is_file():
+    """Raises OSError for what is no plain file, or too long to be it."""
+    if not _is_plain(path):
         raise OSError(f"it has no file {path.name}")
     if path.stat().st_size > _MOST_BYTES:
         raise OSError(f"its {path.name} is too long")
@@ -163,8 +209,8 @@ def _small(path: Path) -> bytes:
 
 
 def _hash(path: Path) -> str:
-    """Of what is no plain file, such as a pipe, which would never end, no hash."""
-    return file_hash(path).hex() if path.is_file() else "no file"
+    """Of what is no plain file no hash."""
+    return file_hash(path).hex() if _is_plain(path) else "no file"
 
 
 def _differences(listed: bytes, found: bytes) -> str:

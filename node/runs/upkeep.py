@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dlx.node.home.settings import Settings
+from dlx.node.round.challenges import turns
 from dlx.training.balance.history import FLOAT, history, version_bytes
 from dlx.training.inner.states import optimiser_shapes
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.weights import Shapes
-from dlx.training.recipe.recipe import Recipe, max_inner_steps, step_bytes
+from dlx.training.recipe.recipe import Audit, Recipe, max_inner_steps, step_bytes
 from dlx.training.slot.segments import segment_steps, segments_in
 
 if TYPE_CHECKING:
@@ -27,12 +29,11 @@ class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
 
     undecided: int  # a round until its draw is known
     waiting: int  # of these at a time, of the most inner steps that a round may have
-    drawn: int  # a drawn contribution, served for the manifest's window
-    served: int  # of these at a time, as expected, all together
+    drawn: int  # a drawn segment, served for the manifest's window
+    served: int  # all that is drawn and served at a time, as expected; what segments share is there once
     slot: int  # change and optimiser state
     versions: int  # weights and outer momentum
     payloads: int
-    replay_share: float  # of the seconds trained, that replays take of it, as expected
 
     @property
     def disk(self) -> int:
@@ -42,8 +43,8 @@ class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
 def upkeep(recipe: Recipe, cost: StageCost, replicas: int) -> Upkeep:
     """With weights of W bytes, an optimiser state of O, n segments a round and B of received tensors in one.
 
-    A round takes n (W + O + B) + W. A drawn contribution takes at most 2 (W + O) + B, W more where n is above 1, and
-    with `ahead` another W where n is above 2. These are a middle segment's start, end, change and change before.
+    A round takes n (W + O + B) + W. A drawn segment takes at most 2 (W + O) + B, W more where n is above 1, and with
+    `ahead` another W where n is above 2. These are a middle segment's start, end, change and change before.
     """
     weights, optimiser = FLOAT * cost.parameters, FLOAT * cost.optimiser
     steps, length = recipe.plan.inner_steps, segment_steps(recipe)
@@ -58,22 +59,29 @@ def upkeep(recipe: Recipe, cost: StageCost, replicas: int) -> Upkeep:
         undecided=undecided(recipe, cost, steps),
         waiting=WAITING * undecided(recipe, cost, max_inner_steps(recipe)),
         drawn=drawn,
-        served=round(recipe.audit.share * recipe.audit.window * drawn),
+        served=round(recipe.audit.window * _served(recipe, cost)),
         slot=weights + optimiser,
         versions=old.versions,
         payloads=old.payloads,
-        replay_share=recipe.audit.share / segments,
     )
 
 
+def unpaid(audit: Audit) -> list[str]:
+    """That members whose nodes are set as they come do not pay for all checks: a line, or none."""
+    found = turns.unpaid(audit.share, Settings().audit_share)
+    return [] if found is None else [found]
+
+
 def checked(recipe: Recipe, costs: Sequence[StageCost], replicas: int, site: bool) -> int:
-    """Bytes of drawn work that a replica serves in a round through one link, as expected and to one checker each.
+    """Bytes of drawn work that a replica serves in a round through one link, as expected.
+
+    Each drawn segment goes to a checker of its own, who needs all of it.
 
     The link is that of the stage which serves most, or of a `site` for all its stages.
     """
     if replicas == 1:
         return 0  # nobody else checks
-    each = [upkeep(recipe, cost, replicas).drawn for cost in costs]
+    each = [_fetched(recipe, cost) for cost in costs]
     return round(recipe.audit.share * (sum(each) if site else max(each)))
 
 
@@ -96,6 +104,24 @@ def most_inner_steps(recipe: Recipe, cost: StageCost, most: int) -> int:
     while steps < max_inner_steps(recipe) and WAITING * undecided(recipe, cost, steps + 1) <= most:
         steps += 1
     return steps
+
+
+def _served(recipe: Recipe, cost: StageCost) -> float:
+    """Bytes that a contribution's drawn segments take of a disk, as expected."""
+    weights, optimiser, steps = FLOAT * cost.parameters, FLOAT * cost.optimiser, recipe.plan.inner_steps
+    share, segments = recipe.audit.share, segments_in(steps, segment_steps(recipe))
+    between = (segments - 1) * (1 - (1 - share) ** 2)  # states that a segment before or after them shows
+    some = 1 - (1 - share) ** segments
+    changes = some + (some if recipe.outer.ahead else share)  # the round's, and the one before
+    return weights * (between + changes) + optimiser * (between + 2 * share) + share * steps * cost.pipes
+
+
+def _fetched(recipe: Recipe, cost: StageCost) -> int:
+    """Bytes that checkers would fetch of a contribution if all of its segments were drawn, each for itself."""
+    weights, optimiser, steps = FLOAT * cost.parameters, FLOAT * cost.optimiser, recipe.plan.inner_steps
+    segments = segments_in(steps, segment_steps(recipe))
+    changes = segments + (segments if recipe.outer.ahead else 1)
+    return weights * (2 * (segments - 1) + changes) + optimiser * 2 * segments + steps * cost.pipes
 
 
 def _undecided(recipe: Recipe, parameters: int, optimiser: int, pipes: int, inner_steps: int) -> int:

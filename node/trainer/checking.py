@@ -1,9 +1,5 @@
 """The checking process: replays one contribution's drawn segment and says what it found, then ends."""
 
-import contextlib
-import os
-import signal
-import socket
 import time
 from pathlib import Path
 
@@ -12,25 +8,20 @@ import torch
 
 from dlx.ground.blobs import BlobError, read_blob
 from dlx.ledger.typed import PRIVATE_DATA, Contribution, TypedError
-from dlx.node.trainer.checks import LENGTH, Outcome, Work, pack
+from dlx.node.trainer.checks import Outcome, Work
+from dlx.node.trainer.job import serve
 from dlx.training.data.shards import DataError, Dataset
 from dlx.training.models.placement import Placement, PlacementError, hardware, settle, take
 from dlx.training.models.weights import WeightsError
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
+from dlx.training.recipe.recipe import reads_data
 from dlx.training.slot import replay, trace
-
-NICE = 10  # below the training process, which others wait for
+from dlx.training.slot.directions import Projection
 
 
 def main(descriptor: int) -> None:
     """Answers one Work of the network process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches us too; the network process decides
-    os.nice(NICE)
-    with socket.socket(fileno=descriptor) as channel, contextlib.suppress(ConnectionError):
-        reader = channel.makefile("rb")
-        (size,) = LENGTH.unpack(reader.read(LENGTH.size))
-        channel.sendall(pack(carry_out(msgspec.msgpack.decode(reader.read(size), type=Work))))
-    os._exit(0)
+    serve(descriptor, Work, carry_out)
 
 
 def carry_out(work: Work) -> Outcome:
@@ -67,9 +58,9 @@ def _checked(work: Work, placement: Placement) -> Outcome:
         total_steps=work.total_steps,
         samples=work.samples,
         own_plans=work.own_plans,
-        next_trace=_next_trace(work, statement),
     )
-    found = replay.check_contribution(manifest, drawn, _dataset(manifest, statement, blobs), [blobs], placement)
+    dataset, projection = _dataset(manifest, statement, blobs), Projection(work.key) if work.key else None
+    found = replay.check_contribution(manifest, drawn, dataset, [blobs], placement, projection)
     return Outcome(
         done=True,
         reasons=found.reasons,
@@ -79,22 +70,12 @@ def _checked(work: Work, placement: Placement) -> Outcome:
         gradients=None if "gradients" in found.uncompared else found.gradients,
         loss_stated=found.loss_stated,
         loss_replayed=found.loss_replayed,
-        disputed=found.disputed,
+        sketches={str(part): one.sketch for part, one in found.deviations.items() if one.sketch},
         hardware=hardware(placement.device),
     )
 
 
-def _next_trace(work: Work, statement: Contribution) -> trace.Trace | None:
-    """The stage after's, as far as it is one of this round."""
-    if work.next_trace is None:
-        return None
-    try:
-        return trace.decode(work.next_trace, statement.segments, statement.inner_steps)
-    except trace.TraceError:
-        return None
-
-
 def _dataset(manifest: Manifest, statement: Contribution, blobs: Path) -> Dataset | None:
-    if statement.stage not in (0, len(manifest.stages) - 1) or statement.flags & PRIVATE_DATA:
+    if not reads_data(manifest, statement.stage) or statement.flags & PRIVATE_DATA:
         return None
     return Dataset.open(blobs / manifest.data.manifest.sha256, blobs)

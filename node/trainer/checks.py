@@ -3,23 +3,20 @@
 It is a process of its own beside the training process, with a lower priority: a replay takes as long as training did.
 """
 
-import struct
 from typing import Annotated
 
 import msgspec
-import trio
 from msgspec import Struct
 
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import Contribution
-from dlx.node.trainer.spawn import CHECKER, spawn
+from dlx.node.trainer.job import JobFailed, ask
+from dlx.node.trainer.spawn import CHECKER
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.trace import TraceError, decode, handed_over
 
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-LENGTH = struct.Struct(">I")
-_MOST = 1 << 26  # bytes of a message: a trace grows with the inner steps
 
 
 class Work(Struct, frozen=True, kw_only=True):
@@ -36,8 +33,8 @@ class Work(Struct, frozen=True, kw_only=True):
     total_steps: int
     samples: tuple[tuple[int, int], ...] = ()  # positions of the round, where the stage takes any
     own_plans: dict[bytes, Plan] = {}  # of the own payloads that the statement names
-    next_trace: bytes | None = None
     placement: Placement = ONE_THREAD
+    key: bytes = b""  # the checker's own, by which deviations are projected; empty: they are not
 
     @property
     def base_weights(self) -> bytes:
@@ -77,7 +74,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     gradients: float | None = None
     loss_stated: float = 0.0
     loss_replayed: float = 0.0
-    disputed: bool = False  # the stage after names other norms than this one passes on
+    sketches: dict[str, bytes] = {}  # of the deviations that are not zero, by part: float32 [Projection.SIZE]
     missing: tuple[Hash, ...] = ()
     refusal: str = ""  # why nobody, or not this machine, can say anything
     hardware: str = ""  # that it was done on
@@ -88,38 +85,9 @@ class CheckFailed(Exception):
     """The checking process ended, or was too slow: it says nothing about what was checked."""
 
 
-def pack(message: Work | Outcome) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(body)) + body
-
-
 async def check(work: Work, deadline_s: float) -> Outcome:
     """In a new process, which ends with the answer. Raises CheckFailed."""
     try:
-        spawned = await trio.to_thread.run_sync(spawn, CHECKER, abandon_on_cancel=True)
-    except OSError as error:
-        raise CheckFailed(f"no process for it: {error}") from None
-    try:
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(spawned.channel))
-        with trio.move_on_after(deadline_s):
-            await stream.send_all(pack(work))
-            answer = await _read(stream)
-            if answer is not None:
-                return answer
-            raise CheckFailed("the checking process ended")
-        raise CheckFailed(f"it took longer than {deadline_s:.0f} s")
-    except (trio.BrokenResourceError, trio.ClosedResourceError, msgspec.MsgspecError) as error:
-        raise CheckFailed(f"the checking process ended: {error}") from None
-    finally:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(spawned.end)
-
-
-async def _read(stream: trio.SocketStream) -> Outcome | None:
-    data = bytearray()
-    while len(data) < LENGTH.size or len(data) < LENGTH.size + LENGTH.unpack_from(data)[0]:
-        part = await stream.receive_some(1 << 20)
-        if not part or len(data) > _MOST:
-            return None
-        data += part
-    return msgspec.msgpack.decode(data[LENGTH.size :], type=Outcome)
+        return await ask(CHECKER, work, Outcome, deadline_s)
+    except JobFailed as error:
+        raise CheckFailed(str(error)) from None

@@ -42,11 +42,12 @@ class Load(Struct, frozen=True, tag="load"):
 
 
 class Open(Struct, frozen=True, tag="open"):
-    """Which slot to train, and where its files are."""
+    """Which slot to train, and where its files are; without a directory there is no slot: the process only answers
+    questions about the stage's versions and payloads."""
 
     manifest: Hash
     stage: int
-    directory: str
+    directory: str | None
     blobs: str
     private_data: str | None = None  # a prepared folder, trained on instead of the run's data
     placement: Placement = ONE_THREAD

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from dlx.ground import durable
 from dlx.ground.blobs import BlobError, Damaged, read_blob
@@ -30,7 +31,15 @@ from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.inner.pipeline import PipeBroken
 from dlx.training.inner.ranks.group import Group, RankLost
 from dlx.training.inner.ranks.loop import RankedLoop
-from dlx.training.models.placement import Placement, PlacementError, arithmetic_threads, lacking, settle, take
+from dlx.training.models.placement import (
+    Placement,
+    PlacementError,
+    arithmetic_threads,
+    lacking,
+    settle,
+    take,
+    unused_gpu,
+)
 from dlx.training.models.stages import stage_shapes
 from dlx.training.models.weights import WeightsError
 from dlx.training.outer.inner_products import InnerProducts
@@ -171,22 +180,27 @@ class Server:
         blobs = Path(message.blobs)
         durable.drop_drafts(blobs)  # a process before this one may have been killed while it wrote
         manifest = parse(read_blob(blobs / message.manifest.hex(), MAX_BYTES))
-        if message.private_data:
-            dataset = Dataset.open_private(Path(message.private_data))
-        else:
-            dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
         self._manifest, self._blobs, self._stage = manifest, blobs, message.stage
         self._shapes = stage_shapes(manifest, message.stage)
         self._threads = arithmetic_threads(placement)
         self._device, note = selftest.arithmetic_device(placement.device)
         self._products = InnerProducts(codec(manifest.codec.name, self._device), self._shapes, self._threads)
-        slot_of = manifest, message.stage, dataset, placement
+        notes = [note] if note else []
+        if message.placement.device == "auto" and placement.device == "cpu" and (why := unused_gpu()):
+            notes.append(f"trains on the CPU: {why}")
+        if message.directory is None:
+            self.send(m.Opened(None, _max_payload_sizes(manifest), placement, tuple(notes)))
+            self._answer_requests()
+        if message.private_data:
+            dataset = Dataset.open_private(Path(message.private_data))
+        else:
+            dataset = Dataset.open(blobs / manifest.data.manifest.sha256, blobs)
+        slot_of = manifest, message.stage, dataset, placement, blobs
         kept = message.stage, Path(message.directory), blobs, self._device, self._threads
         if self._meet is None:
             slot = Slot(manifest, loop := InnerLoop(*slot_of), *kept)
         else:
             slot = RankedSlot(manifest, loop := RankedLoop(self._meet(), *slot_of), *kept)
-        notes = [note] if note else []
         if message.placement.compile and not placement.compile:
             why = "ranks share the stage" if placement.is_shared else f"this machine has no {lacking(placement.device)}"
             notes.append(f"the layers are not compiled: {why}")
@@ -237,7 +251,7 @@ class Server:
             self.send(m.Working(round(used.ru_utime + used.ru_stime + blocks / 1000, 2)))
             time.sleep(WORKING_SECONDS)
 
-    def _answer_requests(self) -> None:
+    def _answer_requests(self) -> NoReturn:
         while True:
             request = self._work.get()
             try:

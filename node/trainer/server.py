@@ -1,4 +1,4 @@
-"""The fork server of training and checking processes: has torch and the model classes loaded.
+"""The fork server of training, checking and evaluating processes: has torch and the model classes loaded.
 
 Run as `python -m dlx.node.trainer.server FD`; see `ground.forking`. Nothing here computes with a tensor. A request is a
 byte that says which kind of process is wanted, with its channel, standard output and standard error as descriptors.
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from dlx.ground import forking
-from dlx.node.trainer.spawn import CHECKER
+from dlx.node.trainer.spawn import CHECKER, EVALUATOR, TRAINER
 
 
 def main(descriptor: int) -> None:
@@ -17,18 +17,18 @@ def main(descriptor: int) -> None:
 
 
 def _load() -> None:
-    from dlx.node.trainer import checking, process  # noqa: F401
+    from dlx.node.trainer import checking, evaluating, process  # noqa: F401
     from dlx.training.models.stages import preload
 
     preload()
 
 
 def _become(kind: bytes, descriptors: Sequence[int]) -> None:
-    from dlx.node.trainer import checking, process
+    from dlx.node.trainer import checking, evaluating, process
 
     channel, out, err = descriptors
     forking.redirect(out, err)
-    (checking if kind == CHECKER else process).main(channel)
+    {CHECKER: checking, EVALUATOR: evaluating, TRAINER: process}[kind].main(channel)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,16 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from dlx.ground import forks
 
 SHARED = "DLX_TRAINER_SERVER"  # names the socket of a fork server that somebody else runs for us
-TRAINER, CHECKER = b"t", b"c"  # what a process is to be
+TRAINER, CHECKER, EVALUATOR = b"t", b"c", b"e"  # what a process is to be
+# So often a thread of OpenMP looks for others before it sleeps, where the operator does not say. The library's own
+# number lasts for milliseconds: where something else uses the cores too, most of the time goes into that.
+SPINS = "5000"
 
 
 class Spawned(forks.Forked):
@@ -34,7 +38,13 @@ class ForkServer(forks.ForkServer):
     MODULE = "dlx.node.trainer.server"
 
     def __init__(self) -> None:
-        super().__init__({**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
+        super().__init__(environment(os.environ))
+
+
+def environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """A fork server's environment, which its processes have too; `ours`: this process's."""
+    spins = {} if "OMP_WAIT_POLICY" in ours else {"GOMP_SPINCOUNT": SPINS}
+    return spins | {**ours, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 _own: ForkServer | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from http import HTTPStatus
 from typing import TypeVar
 from urllib.parse import parse_qsl
 
@@ -40,11 +41,18 @@ _T = TypeVar("_T")
 
 
 class Page:
-    """The ASGI application of a ledger's page. `auditing` and `places` None: nothing can be started or packed here."""
+    """The ASGI application of a ledger's page. `auditing` and `places` None: nothing can be started or packed here.
+    `reachable`: whether peers can connect to the node that serves the page; None: it is no node that does."""
 
     def __init__(
-        self, reader: Reader, access: Guard, auditing: Auditing | None = None, places: Places | None = None
+        self,
+        reader: Reader,
+        access: Guard,
+        auditing: Auditing | None = None,
+        places: Places | None = None,
+        reachable: Callable[[], str] | None = None,
     ) -> None:
+        self._reachable = reachable
         self._reader, self._guard, self._auditing, self._places = reader, access, auditing, places
         self._reading = trio.CapacityLimiter(1)  # the reader's lock lets no second one in
         self._packing = trio.CapacityLimiter(1)
@@ -54,6 +62,7 @@ class Page:
         run = "/runs/{run}"
         found: list[BaseRoute] = [
             Route("/", self._runs),
+            Route("/accounts", self._accounts),
             Route(run, self._run),
             Route(run + "/events", self._seals),
             Route(run + "/rounds/{number}", self._round),
@@ -92,7 +101,17 @@ class Page:
 
         def made() -> str:
             found = self._reader.runs_page(first)
-            return render("runs.html", page=found, source=found.source, live=True, step=RUNS)
+            said = self._reachable and self._reachable()
+            return render("runs.html", page=found, source=found.source, live=True, step=RUNS, reachable=said)
+
+        return await self._html(made)
+
+    async def _accounts(self, request: Request) -> Response:
+        first = _number(request, "from") or 0
+
+        def made() -> str:
+            found = self._reader.accounts_page(first)
+            return render("accounts.html", page=found, source=found.source, live=True, step=RUNS)
 
         return await self._html(made)
 
@@ -122,10 +141,10 @@ class Page:
         return RedirectResponse(f"{request.url.path}/{number}", 303)
 
     async def _version(self, request: Request) -> Response:
-        run, number = await self._named(request), _index(request, "number")
+        run, number, beside = await self._named(request), _index(request, "number"), _number(request, "beside")
 
         def made() -> str:
-            found, may_act = self._reader.version_page(run, number), self._guard.may_act(request)
+            found, may_act = self._reader.version_page(run, number, beside), self._guard.may_act(request)
             packs = self._places is not None
             return render("version.html", page=found, source=found.source, live=True, may_act=may_act, packs=packs)
 
@@ -325,10 +344,14 @@ def _required(service: _T | None) -> _T:
     return service
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     code = error.status_code if isinstance(error, HTTPException) else 404 if isinstance(error, NotThere) else 503
     text = error.detail if isinstance(error, HTTPException) else str(error)
     if isinstance(error, OSError):  # where its files lie is nobody else's business
         text = error.strerror or "a file of this page's cannot be read"
+    if text == HTTPStatus(code).phrase:  # the framework's words: the title says as much
+        text = ""
     title = {403: "Not without the token", 404: "Not there", 503: "Not now"}.get(code, "Refused")
-    return HTMLResponse(render("error.html", code=code, title=title, text=text, live=True), code)
+    below = re.match("/runs/(0x[0-9a-f]{64})/", request.url.path)  # a page of a run leads back to it
+    run = below[1] if below else None
+    return HTMLResponse(render("error.html", code=code, title=title, text=text, run=run, live=True), code)

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 20  # of a request
 WAITING = 16  # answers at a time, written in turns
+_MOST_TOOLS = 128  # of a request, and calls of a message
 Piece = tuple[str, str | None]  # of an answer; with the last one, why it ends there
 _Text = Annotated[str, Meta(max_length=MAX_BYTES)]
 _Count = Annotated[int, Meta(ge=1, le=1 << 20)]
+_Name = Annotated[str, Meta(min_length=1, max_length=256)]
 _Stops = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=4)]
 
 
@@ -42,8 +44,8 @@ class _BothRequests(msgspec.Struct, kw_only=True):
 
     max_tokens: _Count | None = None
     max_completion_tokens: _Count | None = None  # what newer clients call it
-    temperature: Annotated[float, Meta(ge=0, le=10)] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=10)] | None = None  # as the model's folder asks for
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     n: Annotated[int, Meta(ge=1, le=1)] = 1
     seed: Annotated[int, Meta(ge=0, lt=1 << 53)] | None = None
     stop: str | _Stops | None = None
@@ -62,21 +64,71 @@ class _Part(msgspec.Struct):
     text: _Text
 
 
+class _Function(msgspec.Struct):
+    """Of a call."""
+
+    name: _Name
+    arguments: _Text  # JSON, as a model wrote it
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        try:
+            self.given()
+        except (msgspec.MsgspecError, RecursionError):
+            raise ValueError("expected `arguments` that are the text of a JSON object") from None
+
+    def given(self) -> dict[str, Any]:
+        return msgspec.json.decode(self.arguments or "{}", type=dict[str, Any])
+
+
+class _Call(msgspec.Struct):
+    id: _Name
+    function: _Function
+    type: Literal["function"] = "function"
+
+
+class _Tool(msgspec.Struct):
+    type: Literal["function"]
+    function: dict[str, Any]  # with its keys in their order, as templates write it out
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        if not isinstance(self.function.get("name"), str):
+            raise ValueError("expected a `function` with a `name`")
+
+
 class _Message(msgspec.Struct):
     role: Annotated[str, Meta(max_length=32)]
-    content: _Text | Annotated[tuple[_Part, ...], Meta(max_length=1000)]
+    content: _Text | Annotated[tuple[_Part, ...], Meta(max_length=1000)] | None = None
+    name: _Name | None = None
+    tool_calls: Annotated[tuple[_Call, ...], Meta(max_length=_MOST_TOOLS)] | None = None
+    tool_call_id: _Name | None = None
 
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        if self.content is None and not self.tool_calls:
+            raise ValueError("expected `content`, which only a message with `tool_calls` may lack")
+
+    def for_template(self) -> dict[str, Any]:
+        """As templates take it, and as conversations are learnt: a call's arguments are an object."""
+        parts = self.content or ""
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        calls = [
+            {"id": one.id, "type": one.type, "function": {"name": one.function.name, "arguments": one.function.given()}}
+            for one in self.tool_calls or ()
+        ]
+        beside = {"name": self.name, "tool_calls": calls, "tool_call_id": self.tool_call_id}
+        return {"role": self.role, "content": text} | {key: value for key, value in beside.items() if value}
 
 
 class _ChatRequest(_BothRequests):
     messages: Annotated[list[_Message], Meta(min_length=1, max_length=1000)]
+    tools: Annotated[tuple[_Tool, ...], Meta(max_length=_MOST_TOOLS)] | None = None
 
     def text(self, writer: Writer) -> str:
         """Raises EvaluateError where the model's template refuses the conversation."""
-        return writer.chat([{"role": message.role, "content": message.text} for message in self.messages])
+        tools = [{"type": one.type, "function": one.function} for one in self.tools or ()]
+        return writer.chat([message.for_template() for message in self.messages], tools or None)
 
 
 _AnyRequest = _CompletionRequest | _ChatRequest
@@ -154,7 +206,8 @@ class Completions:
         if not 0 < wanted <= room:
             raise Refused(400, f"{len(prompt)} tokens and {wanted} more: the model has room for {writer.context}")
         stops = (body.stop,) if isinstance(body.stop, str) else body.stop or ()
-        return prompt, Sampling(wanted, body.temperature, body.top_p, body.seed, stops)
+        temperature = writer.temperature if body.temperature is None else body.temperature
+        return prompt, Sampling(wanted, temperature, body.top_p or writer.top_p, body.seed, stops)
 
 
 class _Answer(LimitedStream):

@@ -16,11 +16,14 @@ from dlx.ledger.events import Convicted
 from dlx.ledger.typed import split_conviction
 from dlx.node.home import formatting
 from dlx.node.home.errors import Failure
-from dlx.node.runs.find import Member
+from dlx.node.home.program import program
+from dlx.node.runs.find import Member, founders_part
 from dlx.node.runs.history import History, utc
+from dlx.node.runs.leaderboard import change, sources
 from dlx.node.web.reading import page as pages
 from dlx.node.web.reading.chart import compact
 from dlx.node.web.reading.reader import RunPage, VersionPage
+from dlx.node.web.words import WORDS
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
@@ -71,23 +74,30 @@ def _environment() -> Environment:
         "number": lambda value: "" if value is None else f"{value:,}",
         "loss": lambda value: "" if value is None else f"{value:.4f}",
         "share": pages.percent,
+        "known": lambda value: "?" if value is None else f"{value:,}",
         "part": lambda value: "nothing" if value is None else f"{100 * value:.1f}%",
         "size": formatting.size,
+        "lasting": formatting.lasting,
+        "ether": lambda wei: f"{wei / 10**18:g}",
         "compact": compact,
         "utc": utc,
         "clock": lambda seconds: utc(seconds).replace("T", " ").removesuffix("Z"),
-        "plain": lambda text: printable(str(text), 300),
+        "plain": lambda text, most=300: printable(str(text), most),
         "cell_count": lambda row: sum(len(stage.cells) for stage in row.stages if stage is not None),
         "standing": _standing,
+        "founders_part": founders_part,
+        "change": change,
+        "sources": sources,
         "reports": _reports,
         "curve_summary": _curve_summary,
         "pull_command": _pull_command,
     }
+    found.globals |= {"WORDS": WORDS, "program": program}
     return found
 
 
 def _standing(member: Member) -> str:
-    found = ["votes" if member.votes else "no vote"]
+    found = [f"{member.weight:.0%} of the stage's weight"]
     found += ["asked whether it is there"] if member.accused else []
     found += ["slot forfeit"] if member.forfeit else []
     return ", ".join(found)
@@ -98,11 +108,16 @@ def _reports(event: Convicted) -> list[str]:
 
 
 def _curve_summary(page: RunPage) -> str:
+    if page.loss is None:
+        return "Held-out losses that were measured here, before the first round."
     rounds = page.details.summary.sealed_rounds
-    return f"Curve of the training loss over {rounds:,} rounds; the newest is {page.loss:.4f} nats per token."
+    trained = f"the training loss over {rounds:,} rounds; the newest is {page.loss:.4f} nats per token."
+    if (held_out := page.held_out) is None:
+        return f"Curve of {trained}"
+    return f"Curves of the held-out loss, {held_out.loss:.4f} at version {held_out.version:,}, and of {trained}"
 
 
 def _pull_command(page: RunPage | VersionPage) -> str:
     number = page.version.number if isinstance(page, VersionPage) else page.versions[0].number
     run = page.summary.run if isinstance(page, VersionPage) else page.details.summary.run
-    return f"dlx-node pull --run {run} --round {number} {page.source.reach} --out model"
+    return f"{program()} pull {run} --round {number} {page.source.reach} --out model"

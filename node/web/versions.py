@@ -13,7 +13,6 @@ import trio
 from dlx.ground.blobs import BlobError
 from dlx.ledger.client import LedgerClient
 from dlx.node.audit.sources.places import Places
-from dlx.node.checkpoints.pull import pull_run
 from dlx.node.runs.find import RunReader
 
 _CHUNK = 1 << 20
@@ -37,6 +36,8 @@ async def checked(path: Path, name: str) -> AsyncIterator[bytes]:
 def packed(client: LedgerClient, run: bytes, version: int, places: Places) -> tuple[tempfile.TemporaryDirectory, Path]:
     """The version as `dlx-node pull` writes it, in a tar file of a temporary folder, which is the caller's to remove.
     Raises Failure."""
+    from dlx.node.checkpoints.pull import pull_run  # libp2p is slow to import, and no other part of the page needs it
+
     view = RunReader(client, run).view()
     folder = tempfile.TemporaryDirectory(prefix="dlx-web-")
     try:

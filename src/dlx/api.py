@@ -5,10 +5,11 @@ What is heavy is imported when a method needs it, so that `import dlx` takes no 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+import msgspec
 
 from dlx.node.audit.report import Report
 from dlx.node.home.errors import UsageFailure
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from dlx.ledger.view.run_view import RunView
     from dlx.node.audit.sources.places import Places
     from dlx.node.runs.find import RunSummary
+    from dlx.node.runs.held_out import HeldOut
+    from dlx.node.runs.leaderboard import AccountRow
 
 Progress = Callable[[str], None]
 
@@ -30,6 +33,8 @@ class Round(TypedDict):
     time: int  # of the last seal's block, Unix seconds
     inner_steps: int | None  # that each counted contribution took; None: nothing was counted
     loss: float | None  # nats per token, the token-weighted mean of the last stage; None: not sealed yet, or empty
+    held_out: float | None  # nats per token (bytes: per byte) of version `round + 1` on held-out samples, the lower
+    # median of what its drawn evaluators said; None: not evaluated
     tokens: int  # counted in this round
     total_tokens: int  # of the run up to and including this round
     sealed: bool  # by every stage
@@ -37,6 +42,26 @@ class Round(TypedDict):
     signers: list[int]
     weights: list[str]  # sha256 of the version that the seal made, 64 hex digits
     transactions: list[str]  # of the seals, 0x hex
+
+
+class Account(TypedDict):
+    """What the seals of a run count of one account, and what became of its drawn work. None: not known here."""
+
+    account: str
+    runs: int  # that counted any of its work
+    tokens: int  # of the inner steps that counted, each at its own stage
+    share: float  # its part of all accounts' tokens, 0 to 1
+    steps: int  # inner steps that counted
+    rounds: int  # that counted it
+    first: int | None  # when a seal first counted it, Unix seconds; None: never
+    last: int | None
+    days: float  # from the first to the last
+    drawn: int | None  # segments of its work, of the rounds whose draw is known
+    honest: int | None  # of those, by what most checkers say of each
+    withheld: int | None
+    false: int | None
+    convictions: int
+    improvement: float | None  # nats of held-out loss that went with its work; None also over runs
 
 
 def connect(
@@ -67,10 +92,12 @@ def connect(
         >>> connect(rpc_url, "the ledger")
         Traceback (most recent call last):
         ...
-        dlx.node.home.errors.UsageFailure: ledger 'the ledger': expected an address, 0x and 40 hex digits
+        dlx.node.home.errors.UsageFailure: ledger 'the ledger': expected an address of 0x and 40 hex digits
     """
-    if not re.fullmatch("0x[0-9a-fA-F]{40}", ledger):
-        raise UsageFailure(f"ledger {ledger!r}: expected an address, 0x and 40 hex digits")
+    from dlx.node.home.values import wrong_account
+
+    if wrong := wrong_account(ledger):
+        raise UsageFailure(f"ledger {ledger!r}: {wrong}")
     from dlx.ledger.abi import checksum
     from dlx.ledger.client import LedgerClient
     from dlx.node.audit.sources.places import Places
@@ -107,6 +134,18 @@ class Ledger:
             ['guides']
         """
         return [Run(self._client, self._places, run) for run in self._client.runs()]
+
+    def accounts(self) -> list[Account]:
+        """Who did what, over all runs of the ledger; see `Run.accounts`. Anybody may make a run of accounts that are
+        all their own: look at the runs before you believe sums. Raises LedgerUnavailable."""
+        from dlx.node.audit.leaderboards import LeaderboardReader
+        from dlx.node.runs.find import view_of
+        from dlx.node.runs.leaderboard import over_runs
+
+        with self._client.events() as index:
+            reader = LeaderboardReader(self._client, index, self._places.own)
+            boards = [reader.read(view_of(self._client, index, run)) for run in index.runs()]
+            return _accounts(over_runs(boards).accounts)
 
     def run(self, id: str | None = None) -> Run:
         """The run of an id: 64 hex digits with or without 0x, or the first six or more of them; None where the ledger
@@ -148,8 +187,9 @@ class Run:
         return summary(self._view(), self._places.own)
 
     def history(self) -> list[Round]:
-        """One row for each round that some stage has sealed, oldest first, from the chain's events alone: no blob is
-        needed. `pandas.DataFrame(run.history())` makes a table of it. Raises LedgerUnavailable.
+        """One row for each round that some stage has sealed, oldest first, from the chain's events alone. No blob is
+        needed, but for `held_out` that of the run's manifest. `pandas.DataFrame(run.history())`
+        makes a table of it. Raises LedgerUnavailable.
 
         Examples:
             >>> [(row["round"], row["loss"], row["sealed"]) for row in run.history()]
@@ -158,12 +198,14 @@ class Run:
         from dlx.node.runs.history import history
 
         view = self._view()
+        said = self._held_out(view) if view.evaluations else {}
         return [
             Round(
                 round=row.round,
                 time=row.time,
                 inner_steps=row.inner_steps,
                 loss=row.loss,
+                held_out=row.held_out,
                 tokens=row.tokens,
                 total_tokens=row.total_tokens,
                 sealed=row.sealed,
@@ -172,8 +214,23 @@ class Run:
                 weights=[stage.weights for stage in row.stages],
                 transactions=[stage.transaction for stage in row.stages],
             )
-            for row in history(self._reader.index, view).rounds
+            for row in history(self._reader.index, view, held_out=said).rounds
         ]
+
+    def accounts(self) -> list[Account]:
+        """Who did what in the run, those with most work first. Raises LedgerUnavailable.
+
+        What was drawn is known where a folder of `blobs` has the run's manifest, and what checkers found where one is
+        the blob folder of a node. Else it is None.
+
+        Examples:
+            >>> [(row["share"], row["rounds"], row["convictions"]) for row in run.accounts()]
+            [(0.25, 2, 0), (0.25, 2, 0), (0.25, 2, 0), (0.25, 2, 0)]
+        """
+        from dlx.node.audit.leaderboards import LeaderboardReader
+
+        view = self._view()
+        return _accounts(LeaderboardReader(self._client, self._reader.index, self._places.own).read(view).accounts)
 
     def cite(self, round: int) -> str:
         """How a version (numbered as for `pull`) is cited: dlx:CHAIN/LEDGER/RUN@VERSION, which commands take as
@@ -201,16 +258,18 @@ class Run:
         round: int | None = None,
         *,
         sealed: bool = False,
+        merged: bool = False,
         progress: Progress = lambda line: None,
     ) -> dict[str, Any]:
         """Write a version of the model to the new or empty folder `out`, for `AutoModelForCausalLM.from_pretrained`.
 
         `round` is the version's number, the rounds that made it: 0 is the genesis, None the newest that every stage has
         sealed. Of a run whose manifest has an average it is the mean of that version and some before it, unless you ask
-        for the `sealed` one. Only bytes with the sealed hashes are used; versions that nobody keeps are recomputed from
-        the payloads. `progress` hears a line for each step. Returns what `out/provenance.json` says, with `checkpoint`,
-        the sha256 of `out/SHA256SUMS`, and `published`: what `checkpoints` says, and whether it is the `same`. The
-        folder appears complete or not at all.
+        for the `sealed` one. Of a run that trains an adapter it is a folder for `PeftModel.from_pretrained`, or the
+        whole model, `merged`. Only bytes with the sealed hashes are used; versions that nobody keeps are recomputed
+        from the payloads. `progress` hears a line for each step. Returns what `out/provenance.json` says, with
+        `checkpoint`, the sha256 of `out/SHA256SUMS`, and `published`: what `checkpoints` says, and whether it is the
+        `same`. `scores` has what accounts say that it scored in tasks. The folder appears complete or not at all.
 
         Raises DlxError where the version is not sealed, `out` is in use, or a blob cannot be had; OSError.
 
@@ -225,9 +284,11 @@ class Run:
         """
         with explained():
             from dlx.node.checkpoints.pull import pull_run
+            from dlx.training.models.model_files import Form
 
             where, averaged = Path(out).absolute(), False if sealed else None
-            return pull_run(self._client, self._view(), round, where, self._places, progress, progress, averaged)
+            how = progress, progress, averaged, (), Form(merged=merged)
+            return pull_run(self._client, self._view(), round, where, self._places, *how)
 
     def audit(self, *, head: str | None = None, progress: Progress = lambda line: None) -> Report:
         """Recount every seal from the chain's events, and replay every outer step bit for bit from the payloads.
@@ -273,5 +334,17 @@ class Run:
                 self.pull(out, round)
                 return AutoModelForCausalLM.from_pretrained(out, local_files_only=True)
 
+    def _held_out(self, view: RunView) -> Mapping[int, HeldOut]:
+        """By version; only the manifest says who was drawn to say it."""
+        from dlx.node.runs.find import read_manifest
+        from dlx.node.runs.held_out import read_held_out
+
+        manifest = read_manifest(view, self._places.own)
+        return {} if manifest is None else read_held_out(self._client, view, manifest)
+
     def _view(self) -> RunView:
         return self._reader.view()
+
+
+def _accounts(rows: Iterable[AccountRow]) -> list[Account]:
+    return [cast(Account, msgspec.structs.asdict(row)) for row in rows]

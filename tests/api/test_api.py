@@ -140,6 +140,7 @@ def test_what_cannot_be_is_one_line(honest_history: History, tmp_path: Path) -> 
     url, ledger = honest_history.rpc_url, honest_history.ledger
     for arguments, options, reason in (
         ((url, "ledger"), {}, "expected an address"),
+        ((url, "0x" + 20 * "aB"), {}, "wrong checksum"),
         ((url, ledger), {"chain_id": 1}, "is on chain 31337, not 1"),
         ((url, "0x" + "11" * 20), {}, "no code at 0x1111.* yet"),
         ((url, honest_history.registry), {}, "is not this version.s TrainingLedger"),

@@ -34,7 +34,7 @@ def without(extras: tuple[str, ...], *arguments: object, code: int = 0) -> tuple
 
 @pytest.mark.slow
 def test_the_base_alone_audits_and_pulls(honest_history: History, tmp_path: Path) -> None:
-    where = ["--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, "--run", honest_history.run.hex()]
+    where = ["--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, honest_history.run.hex()]
     where += ["--blobs", honest_history.blobs, "--datadir", tmp_path]
     report, _ = without((*EXTRAS,), "audit", *where)
     assert "verdict: ledger PASS, outer steps PASS" in report and "replay" in report
@@ -51,7 +51,7 @@ def test_the_base_alone_audits_and_pulls(honest_history: History, tmp_path: Path
         ("train", ["demo"]),
         ("train", ["start"]),
         ("train", ["run", "create", "--manifest", "run.toml"]),
-        ("train", ["run", "plan", "--manifest", "run.toml"]),
+        ("train", ["run", "plan", "--manifest", str(ROOT / "docs/107b.toml")]),
         ("chain", ["demo"]),
         ("chain", ["chain"]),
         ("plot", ["demo"]),
@@ -71,7 +71,7 @@ def test_a_command_says_which_extra_it_needs(extra: str, arguments: list[str], t
 @pytest.mark.parametrize(
     ("origin", "command"),
     [
-        (None, 'pip install "dlx-node[web]"'),
+        (None, 'pip install ".[web]" in a clone of the source, or "FILE.whl[web]" of its wheel'),
         ({"url": "file:///a%20b/dlx", "dir_info": {"editable": True}}, 'pip install --editable "/a b/dlx[web]"'),
         ({"url": "file:///b/dlx", "dir_info": {}}, 'pip install "/b/dlx[web]"'),
         ({"url": "file:///b/dlx_node-0.1.0-py3-none-any.whl"}, 'pip install "/b/dlx_node-0.1.0-py3-none-any.whl[web]"'),
@@ -79,7 +79,7 @@ def test_a_command_says_which_extra_it_needs(extra: str, arguments: list[str], t
             {"url": "https://example.org/dlx", "vcs_info": {"vcs": "git", "commit_id": "ab"}},
             'pip install "dlx-node[web] @ git+https://example.org/dlx"',
         ),
-        ({"nonsense": 1}, 'pip install "dlx-node[web]"'),
+        ({"nonsense": 1}, 'pip install ".[web]" in a clone of the source, or "FILE.whl[web]" of its wheel'),
     ],
 )
 def test_an_extra_comes_from_where_the_rest_came_from(
@@ -93,7 +93,7 @@ def test_an_extra_comes_from_where_the_rest_came_from(
 
 
 def test_a_plot_says_which_extra_it_needs(honest_history: History, tmp_path: Path) -> None:
-    where = ["--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, "--run", honest_history.run.hex()]
+    where = ["--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, honest_history.run.hex()]
     where += ["--datadir", tmp_path]
     _, error = without(("plot",), "history", *where, "--plot", tmp_path / "loss.png", code=3)
     assert '[plot]"' in error

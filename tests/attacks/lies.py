@@ -12,6 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dlx.node.round.rules.plans import RESET_WINDOW, RESETS
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import Precision
+from dlx.training.slot.segments import segment_steps, segments_in
+
 Tensors = Mapping[str, Tensor]
 Ends = Callable[[Tensors, Tensors, int], dict[str, Tensor]]  # (start, honest end, round) -> what it says its end is
 Updates = Callable[[Tensors, Sequence[Tensors], Tensors | None], Tensors]  # (own, others', own of the round before)
@@ -31,11 +36,16 @@ class Lie:
     lots: Callable[[int, int], int] = lambda round, replicas: 0  # how many lots behind its own it takes its samples
     rate: float = 1.0  # of the inner learning rate
     bfloat16: bool = False
+    seen: Callable[[Tensor], Tensor] | None = None  # what its passes take for a weight, which itself stays as it is
+    frozen: Callable[[str], bool] = lambda name: False  # which tensors never change
     end: Ends | None = None
+    last_segment: bool = False  # whether `end` is of the round's last segment alone, and not of all of it
+    resets: Callable[[int], bool] = lambda own: False  # whether its round of this number, its first is 0, begins anew
     update: Updates | None = None  # what it encodes in place of what its work gave
     copies: str = ""  # "own" or "mate": whose older payload it publishes as this round's
     loss: float = 1.0  # what it makes of the loss
     node: str = ""  # what its network process does, see tests.attacks.liar
+    precision: Precision = "float32"  # of the run that it is played in: in bfloat16 its rounds have several segments
 
 
 def _noise(scale: float) -> Ends:
@@ -51,6 +61,44 @@ def _noise(scale: float) -> Ends:
 
 def _flipped(start: Tensors, honest: Tensors, round: int) -> dict[str, Tensor]:
     return {name: 2 * start[name] - honest[name] for name in start}
+
+
+def _poisoned(start: Tensors, honest: Tensors, round: int) -> dict[str, Tensor]:
+    return {name: start[name] - 10 * (honest[name] - start[name]) for name in start}
+
+
+def _int8(weight: Tensor) -> Tensor:
+    """A matrix in 8 bits, each row with a scale of its own; a vector as it is."""
+    if weight.dim() < 2:
+        return weight
+    scale = weight.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 127
+    return (weight / scale).round() * scale
+
+
+def lying_passes(lie: Lie, honest: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """`run_step`, whose model computes with what the lie makes of its weights."""
+
+    def run_step(model: torch.nn.Module, *known: object, **named: object) -> Tensor | None:
+        if lie.seen is None:
+            return honest(model, *known, **named)
+        kept = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
+        try:
+            with torch.no_grad():
+                for parameter, true in kept:
+                    parameter.copy_(lie.seen(true))
+            return honest(model, *known, **named)
+        finally:
+            with torch.no_grad():
+                for parameter, true in kept:
+                    parameter.copy_(true)
+
+    return run_step
+
+
+def last_segment(manifest: Manifest) -> int:
+    """The number of the last segment's first step, in a round of the plan's."""
+    length, steps = segment_steps(manifest), manifest.plan.inner_steps
+    return (segments_in(steps, length) - 1) * length
 
 
 def _alie(own: Tensors, others: Sequence[Tensors], before: Tensors | None) -> Tensors:
@@ -96,6 +144,15 @@ LIES = {
         Lie(name="collude", about="half of the replicas: noise, and verdicts for each other", work=0.0, liars=2,
             end=_noise(1.0), node="collude"),
         Lie(name="alie", about="what others sent, a little off (ALIE)", work=0.0, update=_alie),
+        Lie(name="resets", about="residual and moments from zeros in every round", resets=lambda own: True),
+        Lie(name="resets-4", about="the same, in as many rounds as may be: 4 of 64",
+            resets=lambda own: 0 < own % RESET_WINDOW <= RESETS),
+        Lie(name="honest-bfloat16", about="does what it says, in bfloat16", precision="bfloat16"),
+        Lie(name="last-segment", about="-10 times its update, in the last of 3 segments only (bfloat16)",
+            end=_poisoned, last_segment=True, precision="bfloat16"),
+        Lie(name="int8-weights", about="passes with weights of 8 bits (bfloat16)", seen=_int8, precision="bfloat16"),
+        Lie(name="frozen-norms", about="norms that never change (bfloat16)", frozen=lambda name: "norm" in name,
+            precision="bfloat16"),
     )
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ def _withhold() -> None:
     """Whatever is drawn goes the way of what is not."""
     honest = Undecided.decide
 
-    def decide(self: Undecided, round: int, segment: int | None, blobs: Path, ahead: float = 0.0) -> dict[str, bytes]:
-        return honest(self, round, None, blobs)
+    def decide(self: Any, round: int, segments: Collection[int], blobs: Path, ahead: float = 0.0) -> frozenset[bytes]:
+        return honest(self, round, (), blobs)
 
     Undecided.decide = decide  # type: ignore[method-assign]
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from dlx.ledger.events import Convicted, Evicted
+from dlx.ledger.view.weights import FULL
 from dlx.node.audit.verdict_store import read_verdicts
 from dlx.node.home.keys import identity
 from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict
+from dlx.training.recipe.recipe import Precision
 from tests.attacks.lies import Lie
 from tests.e2e.devnets import Timing, ToughDevnet, Watched, draft
 
@@ -20,8 +22,8 @@ MIN_ROUND_TIME = 4  # seconds: leaves the machine time to check everything that 
 _CONFIG = 'network = "devnet"\naudit_share = 1.0\n'  # whoever measures has everything checked that is drawn
 TIMING = Timing(grace=8, proposal=2, timeout=20, eviction=20)
 MARKS = {  # reasons of refusal that mark a lie, and not a race
-    "equivocation", "bad_payload", "previous", "start", "payload_root", "payload_size", "wrong_seal", "wrong_base",
-    "bad_signature", "wrong_plan", "wrong_steps",
+    "equivocation", "bad_payload", "wrong_previous", "wrong_start", "payload_root", "payload_size", "wrong_seal",
+    "wrong_base", "bad_signature", "wrong_plan", "wrong_steps", "too_many_resets",
 }  # fmt: skip
 
 
@@ -33,9 +35,10 @@ class Outcome:
     replica_rounds: int = 0  # counted work of honest replicas
     honest_missing: int = 0  # of all that they could have had counted
     liars_counted: int = 0  # replica-rounds of liars that were counted
+    liars_weight: float = 0.0  # in the end, in the stage with most: of all that work can earn
     refused: Counter[str] = field(default_factory=Counter)  # reason -> refusals by honest members
     verdicts: Counter[str] = field(default_factory=Counter)  # finding on liars' work -> honest members' verdicts
-    honest_checked: int = 0  # contributions of honest members that an honest member checked
+    honest_checked: int = 0  # segments of honest members' contributions that an honest member checked
     blamed: int = 0  # honest members that others found false or withholding, or that lost their slots
     noticed: int | None = None  # the first round of a liar that an honest member found false or withheld
     reasons: Counter[str] = field(default_factory=Counter)  # of these verdicts
@@ -56,6 +59,7 @@ class Outcome:
             "rounds": self.rounds,
             "honest_counted": round(self.replica_rounds / possible, 3) if possible else None,
             "liars_counted": self.liars_counted,
+            "liars_weight": round(self.liars_weight, 3),
             "honest_checked": self.honest_checked,
             "blamed": self.blamed,
             "refused": dict(self.refused),
@@ -67,14 +71,17 @@ class Outcome:
 
 class Arena:
     """`with Arena(folder, share) as arena: arena.play(lie, rounds)`: a run that honest members of three replicas (or
-    fewer) keep going, into which liars come as a fourth, one lie after the other, under new accounts each time."""
+    fewer) keep going, into which liars come as a fourth, one lie after the other, under new accounts each time.
 
-    def __init__(self, root: Path, share: float, honest: int = 3) -> None:
-        text = draft(100_000, INNER_STEPS, TIMING, honest)
+    In float32 its rounds are one segment; in bfloat16 they are three, each drawn with probability `share`.
+    """
+
+    def __init__(self, root: Path, share: float, honest: int = 3, precision: Precision = "float32") -> None:
+        text = f'precision = "{precision}"\n' + draft(100_000, INNER_STEPS, TIMING, honest)
         text += f"min_round_time = {MIN_ROUND_TIME}\n\n[audit]\nshare = {share}\n"
         self._devnet = ToughDevnet.create(root, 100_000, honest, STAGES, lambda line: None, text, 0.2)
         self._honest = list(self._devnet.names)
-        self._checked: set[bytes] = set()
+        self._checked: set[tuple[bytes, int]] = set()
         self._refused: dict[str, Counter[str]] = {}  # so far, by honest node
 
     def __enter__(self) -> Self:
@@ -126,6 +133,8 @@ class Arena:
             found.replica_rounds += counted
             found.honest_missing += team - counted
             found.liars_counted += max(len(accounts & liars) for accounts in stages)
+        held = (sum(view.weight_of(one, 0) for one in liars & {*view.members_in(stage)}) for stage in range(STAGES))
+        found.liars_weight = max(held) / FULL
         refused = {name: Counter(watched.status(name).rejected) for name in self._honest}
         for name, counts in refused.items():
             found.refused += counts - self._refused.get(name, Counter())
@@ -133,7 +142,7 @@ class Arena:
         verdicts = _verdicts(watched, self._honest)
         for verdict in verdicts:
             self._judge(found, verdict, liars, first)
-        checked = {one.report.statement for one in verdicts if one.account in self._accounts} - self._checked
+        checked = {one.report.key for one in verdicts if one.account in self._accounts} - self._checked
         self._checked |= checked
         found.honest_checked = len(checked)
         lost = {one.account for one in watched.of(Convicted)} | {one.account for one in watched.of(Evicted)}
@@ -167,5 +176,5 @@ def _verdicts(watched: Watched, names: list[str]) -> list[ReportedVerdict]:
     for name in names:
         for path in watched.devnet.folder(name).state.glob("*/verdicts.sqlite"):
             for one in read_verdicts(path, run, watched.view.domain):
-                found[one.report.statement, one.checker] = one
+                found[one.report.key, one.checker] = one
     return list(found.values())

@@ -25,7 +25,7 @@ from dlx.training.inner.optimisers import Optimisers
 from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.slot import Slot
-from tests.attacks.lies import LIES, Lie
+from tests.attacks.lies import LIES, Lie, last_segment, lying_passes
 
 LIE = "DLX_TEST_LIE"
 REPLICAS = 4
@@ -37,6 +37,7 @@ def lie_about_training(lie: Lie) -> None:
     _lie_about_data(lie)
     _lie_about_the_loss(lie)
     _lie_in_payloads(lie)
+    _lose_the_state(lie)
 
 
 def _lie_in_steps(lie: Lie) -> None:
@@ -55,9 +56,14 @@ def _lie_in_steps(lie: Lie) -> None:
 
     def step(self: Any, index: int, total_steps: int, *links: Any, **named: Any) -> float:
         nonlocal skipping
-        inner_steps = self._manifest.plan.inner_steps
+        inner_steps, weights = self._manifest.plan.inner_steps, self.weights()
         skipping = lie.skips(index % inner_steps)
+        if lie.last_segment and index % inner_steps == last_segment(self._manifest):
+            self._lie_start = {name: tensor.clone() for name, tensor in weights.items()}
+        frozen = {name: tensor.clone() for name, tensor in weights.items() if lie.frozen(name)}
         loss = honest_step(self, index, total_steps, *links, **named)
+        for name, tensor in frozen.items():
+            weights[name].copy_(tensor)
         if lie.end is not None and (index + 1) % inner_steps == 0:
             honest_load(self, lie.end(self._lie_start, self.weights(), index // inner_steps))
         return loss
@@ -68,7 +74,16 @@ def _lie_in_steps(lie: Lie) -> None:
         if not skipping:
             honest_optimiser(self, factor * lie.rate)
 
+    honest_advance = InnerLoop._advance
+
+    def advance(self: Any, *known: Any) -> float:
+        *_, ready = known
+        if lie.seen is not None:
+            ready()  # what is still being written are the true weights
+        return honest_advance(self, *known)
+
     InnerLoop.__init__, InnerLoop.step, InnerLoop.load_weights = init, step, load  # type: ignore[method-assign]
+    InnerLoop._advance = advance  # type: ignore[assignment,method-assign]
     Optimisers.step = changed  # type: ignore[method-assign]
 
 
@@ -85,7 +100,7 @@ def _lie_about_data(lie: Lie) -> None:
 
 
 def _lie_about_the_loss(lie: Lie) -> None:
-    honest = loop.run_step
+    honest = lying_passes(lie, loop.run_step)
 
     def run_step(*known: Any, **named: Any) -> Tensor | None:
         loss = honest(*known, **named)
@@ -102,6 +117,19 @@ def _lie_in_payloads(lie: Lie) -> None:
         self._codec = _LyingCodec(lie, self._codec, self._loop.shapes, self._blobs)
 
     Slot.__init__ = init  # type: ignore[method-assign]
+
+
+def _lose_the_state(lie: Lie) -> None:
+    honest, begun = Slot._check, list[int]()
+
+    def check(self: Any, inputs: RoundInputs) -> None:
+        honest(self, inputs)
+        if inputs.round not in begun:
+            begun.append(inputs.round)
+        if lie.resets(begun.index(inputs.round)):
+            self._begin_anew()
+
+    Slot._check = check  # type: ignore[method-assign]
 
 
 class _LyingCodec:

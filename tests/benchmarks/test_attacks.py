@@ -37,5 +37,6 @@ def test_every_lie_differs_from_honest_work() -> None:
     honest = LIES["honest"]
     for lie in LIES.values():
         same = lie.update is lie.end is None and not (lie.copies or lie.node or lie.bfloat16 or lie.skips(9))
-        same = same and (lie.rate, lie.loss, lie.lots(2, 4)) == (1, 1, 0)
-        assert same == (lie is honest), lie.name
+        same = same and not lie.resets(1)
+        same = same and (lie.rate, lie.loss, lie.lots(2, 4), lie.seen, lie.frozen("norm")) == (1, 1, 0, None, False)
+        assert same == (lie in (honest, LIES["honest-bfloat16"])), lie.name

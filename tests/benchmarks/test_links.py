@@ -87,9 +87,7 @@ def test_without_root_it_says_so_in_one_line() -> None:
         command = [sys.executable]
     done = subprocess.run([*command, "-m", "benchmarks.links"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1:] == [
-        "links: needs root, for network namespaces and shaped links: run it with sudo"
-    ]
+    assert done.stderr.splitlines()[-1:] == ["links: needs root, for network namespaces: run it with sudo"]
 
 
 @root

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,17 @@ import yaml
 from dlx.node.cli.app import app
 from dlx.node.daemon.api.systemd import notify
 from dlx.node.daemon.metrics import Metrics
+from dlx.node.home.settings import DEFAULTS
 from dlx.training.recipe.draft import draft_from_toml
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "docker" / "compose.yml").read_text())
+NODE: dict[str, Any] = yaml.safe_load((DEPLOY / "docker" / "node.yml").read_text())
+CUDA: dict[str, Any] = yaml.safe_load((DEPLOY / "docker" / "cuda.yml").read_text())
+INSTALLED = "/opt/dlx/bin/dlx-node"
 
 
 def check_call(line: str) -> None:
@@ -40,15 +46,15 @@ def test_units_are_sound_and_start_what_there_is(unit: Path, tmp_path: Path) -> 
     text = unit.read_text()
     (start,) = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
     check_call(start)
+    assert start.split()[0] == INSTALLED
+    assert f"sudo {Path(INSTALLED).parent}/pip install" in (ROOT / "docs" / "operator.md").read_text(), "where it says"
     assert "NoNewPrivileges=yes" in text and "ProtectSystem=strict" in text
     if shutil.which("systemd-analyze") is None:
         return
     # The program and the manual lie elsewhere on this machine.
     copy = tmp_path / unit.name
-    copy.write_text(
-        re.sub(r"^(Documentation|User)=.*\n", "", text.replace("/usr/local/bin/dlx-node", "/bin/true"), flags=re.M)
-    )
-    done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True, timeout=60)
+    copy.write_text(re.sub(r"^(Documentation|User)=.*\n", "", text.replace(INSTALLED, "/bin/true"), flags=re.M))
+    done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True, timeout=PATIENCE)
     assert unit.name not in done.stderr, done.stderr
 
 
@@ -84,7 +90,11 @@ def test_a_node_of_the_devnet_is_made_once_and_calls_what_there_is(tmp_path: Pat
         ("3", "node-3", "start"),
     ):
         done = subprocess.run(
-            ["sh", "-c", script, "node.sh", argument], env={"PATH": path}, capture_output=True, text=True, timeout=60
+            ["sh", "-c", script, "node.sh", argument],
+            env={"PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
         )
         lines = done.stdout.splitlines()
         assert done.returncode == 0 and len(lines) == 2, done.stderr
@@ -95,6 +105,78 @@ def test_a_node_of_the_devnet_is_made_once_and_calls_what_there_is(tmp_path: Pat
         assert lines[1].startswith(f"dlx-node {last} ")
 
 
+def test_my_node_keeps_its_keys_and_is_reached() -> None:
+    node = NODE["services"]["node"]
+    assert set(NODE["services"]) == set(CUDA["services"]) == {"node"}
+    command = [str(one) for one in node["command"]]
+    check_call(shlex.join(["dlx-node", *command]))
+    port = node["ports"][0].split(":")[1]
+    assert "--listen" not in command and f"/ip4/0.0.0.0/tcp/{port}" in DEFAULTS.listen
+    assert node["environment"]["DLX_PASSWORD_FILE"] == f"/run/secrets/{node['secrets'][0]}"
+    assert set(node["secrets"]) == NODE["secrets"].keys() and node["volumes"][0].split(":") == ["node", "/home/dlx"]
+    assert "DLX_HOME=/home/dlx/node" in (DEPLOY / "docker" / "Dockerfile").read_text()
+    (argument,) = CUDA["services"]["node"]["build"]["args"]
+    assert f"ARG {argument}=" in (DEPLOY / "docker" / "Dockerfile").read_text()
+    said = (DEPLOY / "docker" / "node.yml").read_text()
+    for line in re.findall(r"docker compose -f \S+ (?:run --rm node|exec node dlx-node) (.*)", said):
+        check_call(f"dlx-node {line}")
+
+
+@pytest.mark.parametrize("answer", ["healthy", "", None])
+def test_the_health_check_asks_the_node_and_starts_no_program(answer: str | None) -> None:
+    """By a socket that answers as the node's endpoint does, that answers nothing, and by none."""
+    test = NODE["services"]["node"]["healthcheck"]["test"]
+    port = NODE["services"]["node"]["command"][-1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if answer is not None:
+            listener.listen()
+        own = str(listener.getsockname()[1])
+        command = [one.replace("$$", "$").replace(f"/{port}", f"/{own}") for one in test[1:]]
+        with subprocess.Popen(
+            command, env={"PATH": ""}, executable=shutil.which("bash"), stderr=subprocess.PIPE
+        ) as asked:
+            if answer is not None:
+                connection, _ = listener.accept()
+                with connection:
+                    lines = iter(connection.makefile("rb").readline, b"\r\n")
+                    assert list(lines) == [b"GET /healthz HTTP/1.0\r\n", b"Host: localhost\r\n"]
+                    connection.sendall(b'HTTP/1.1 200 \r\n\r\n{"healthy":true}' if answer else b"HTTP/1.1 500 \r\n\r\n")
+            assert (asked.wait(PATIENCE) == 0) == bool(answer)
+
+
+def test_the_chain_is_healthy_once_its_contracts_are_there(tmp_path: Path) -> None:
+    test = COMPOSE["services"]["chain"]["healthcheck"]["test"]
+    file = tmp_path / "contracts.json"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
+        script = test[-1].replace("/home/dlx/chain/chain/contracts.json", str(file)).replace("/8545", f"/{port}")
+        asked = ["bash", "-c", script]
+        assert subprocess.run(asked, timeout=PATIENCE).returncode != 0
+        file.write_text("{}")
+        assert subprocess.run(asked, timeout=PATIENCE).returncode == 0
+    assert subprocess.run(asked, timeout=PATIENCE, capture_output=True).returncode != 0
+
+
+def test_a_commit_builds_no_layer_of_what_others_wrote() -> None:
+    """The image installs all that pyproject.toml asks for before it has anything else of the repository."""
+    script = DEPLOY / "docker" / "needs.py"
+    done = subprocess.run([sys.executable, script, "train"], cwd=ROOT, capture_output=True, text=True, check=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["top"], *extras["web"], *extras["train"]]
+    assert set(done.stdout.splitlines()) == {one for one in wanted if not one.startswith("dlx-node[")}
+    text = (DEPLOY / "docker" / "Dockerfile").read_text()
+    before, _, after = text.partition("COPY . .")
+    assert "--requirement needs.txt" in before and "pip install" not in after.partition("FROM")[0]
+    assert re.findall(r"^COPY (?!--from)(.*)$", before, re.M) == [
+        "requirements/constraints.txt pyproject.toml deploy/docker/needs.py ./"
+    ]
+    assert "COPY --from=needs /opt/dlx" in after and "--no-deps --no-index /wheels" in after
+
+
 def test_volumes_and_the_images_files_are_there() -> None:
     mounted = [one for service in COMPOSE["services"].values() for one in service.get("volumes", [])]
     for place in {one.split(":")[0] for one in mounted} - COMPOSE["volumes"].keys():
@@ -103,7 +185,10 @@ def test_volumes_and_the_images_files_are_there() -> None:
     words = {line.split()[0] for line in lines if line and line[0] not in "# \t"}
     assert words <= {"FROM", "RUN", "WORKDIR", "COPY", "ARG", "ENV", "USER", "STOPSIGNAL", "ENTRYPOINT", "CMD"}
     assert [line for line in lines if line.startswith("USER")] == ["USER 1000"], "not root"
-    assert all("@" in line or ":" in line for line in lines if line.startswith("FROM"))
+    stages = {line.split()[-1] for line in lines if line.startswith("FROM") and " AS " in line}
+    assert all(":" in line or line.split()[1] in stages for line in lines if line.startswith("FROM"))
+    hidden = (ROOT / ".dockerignore").read_text().split()
+    assert {"deploy/docker/password", "deploy/docker/node.env"} <= {*hidden}, "no secret in an image"
 
 
 HADOLINT = shutil.which("hadolint") or shutil.which("hadolint", path=Path(sys.executable).parent)
@@ -113,7 +198,7 @@ HADOLINT = shutil.which("hadolint") or shutil.which("hadolint", path=Path(sys.ex
 def test_the_image_is_made_as_hadolint_has_it() -> None:
     """Debian's packages are its release's: a version that is named is soon gone from the mirrors."""
     command = [str(HADOLINT), "--no-color", "--ignore", "DL3008", str(DEPLOY / "docker" / "Dockerfile")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -140,7 +225,7 @@ def test_dashboard_and_alerts_ask_for_metrics_that_nodes_have() -> None:
 def test_alerts_fire_at_what_they_say_and_at_nothing_else() -> None:
     for command in (["check", "config", "--syntax-only", "prometheus.yml"], ["test", "rules", "alerts.test.yml"]):
         done = subprocess.run(
-            ["promtool", *command], cwd=DEPLOY / "docker", capture_output=True, text=True, timeout=60, check=False
+            ["promtool", *command], cwd=DEPLOY / "docker", capture_output=True, text=True, timeout=PATIENCE, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

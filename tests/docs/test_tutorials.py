@@ -1,4 +1,4 @@
-"""The three tutorials as a reader follows them: every command and every line of Python, on one network."""
+"""The tutorials as a reader follows them: every command and every line of Python, on one network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.ports import lasting_port
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 SERVED = "127.0.0.1:4690"  # in the text; here another port, as this one may be taken
 NOT_READY = 3  # exit code: "try again later"
-_BLOCK = re.compile(r'^```(\w+)(?: title="([^"]*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(\w+)\n(?:# (\w+ terminal|run\.toml)\n)?(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -120,6 +120,15 @@ def test_the_tutorials_do_what_they_say(reader: Reader) -> None:
     audited = reader.follow("auditor.md")
     assert audited.count("ledger PASS, outer steps PASS") >= 4
     assert "not that chain" in audited and (reader.folder / "run.html").is_file()
+    funded = reader.follow("funder.md")
+    assert "rounds 320 to 639" in funded and "USDC" in funded and "nothing of this run's campaigns" in funded
     used = reader.follow("agent.md")
     assert "not what the run made" in used and "its files are not those" in used
     assert '"choices"' in used and "dlx:31337/0x" in used
+
+
+def test_a_model_is_tuned_on_conversations(reader: Reader) -> None:
+    said = reader.follow("finetune.md")
+    assert "answer: " in said and '"choices"' in said and "nats before training" in said
+    before, after = (float(one) for one in re.findall(r"^held-out loss +([0-9.]+)", said, re.MULTILINE)[-2:])
+    assert after < 0.8 * before

@@ -93,6 +93,7 @@ class Attacker:
                 to_canonical_address(self.domain.ledger),
                 self.run,
                 "6.6.6",
+                b"attacker",
             ),
             [address for status in statuses.values() for address in status.addresses],
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -21,7 +22,9 @@ from dlx.ledger.events import Event, Sealed
 from dlx.ledger.typed import Contribution, Record
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.api.status import NodeStatus
+from dlx.node.devnet import demo
 from dlx.node.devnet.devnet import Devnet
+from tests.node.command import dlx
 from tests.patience import LOOK_SECONDS, PATIENCE, until
 from tests.ports import lasting_port
 
@@ -80,7 +83,7 @@ class ToughDevnet(Devnet):
     may_end: set[str] = field(default_factory=set)
 
     def start_chain(self, port: int = 0) -> None:
-        super().start_chain(port or (self._last_port() if self._processes else lasting_port()))
+        super().start_chain(port or (self.last_port() if self._processes else lasting_port()))
 
     def check(self) -> None:
         for name in self.may_end & self._processes.keys():
@@ -88,13 +91,18 @@ class ToughDevnet(Devnet):
                 del self._processes[name]
         super().check()
 
+    def has_ended(self, name: str) -> bool:
+        """By itself, and it may."""
+        self.check()
+        return name not in self._processes
+
     def end(self, names: list[str]) -> None:
-        """As a person would, who gives the slot back."""
+        """As a person would, who gives the slot back. First a node serves what was drawn of its work."""
         processes = {name: self._processes.pop(name) for name in names if name in self._processes}
         for process in processes.values():
             process.send_signal(signal.SIGINT)
         for process in processes.values():
-            process.wait(PATIENCE)
+            process.wait(2 * PATIENCE)
 
 
 @dataclass(frozen=True)
@@ -286,6 +294,42 @@ class Watched:
             lines = path.read_text(errors="replace").splitlines()[-25:] if path.exists() else ["(none)"]
             parts.append(f"--- {name}, {self.devnet.status(name)}\n" + "\n".join(lines))
         return "\n".join(parts)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A devnet that ran until its run was finished at every node, and what was then read of it."""
+
+    watched: Watched
+    rounds: int
+    waiting: set[str | None]  # for what each node said that it waits
+    listed: Any  # as `run list --json` says
+    history: Any  # rows, as `history --json` says
+    result: dict[str, Any]  # the demo's, with its audit
+
+
+def until_finished(root: Path, text: str, rounds: int, replicas: int, stages: int) -> Ended:
+    """Runs a draft's nodes until each says that the run is finished; audits it, and ends them."""
+    source = Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
+    devnet = Devnet.create(root, rounds, replicas, stages, lambda line: None, text.format(source=source), BLOCK_TIME)
+    try:
+        devnet.start()
+        watched = Watched(devnet)
+        seen = demo.follow(devnet, lambda seen, round: None, lambda seen: None)
+        phases = ["finished"] * replicas * stages
+        watched.until(
+            "the end of the run at every node", lambda: [one.phase for one in watched.statuses().values()] == phases
+        )
+        return Ended(
+            watched,
+            watched.read().next_round(0),
+            {status.waiting_for for status in watched.statuses().values()},
+            json.loads(dlx("run", "list", "--datadir", root, "--json").stdout),
+            json.loads(dlx("history", "--datadir", root, "--json").stdout)["rounds"],
+            demo.outcome(devnet, seen, lambda line: None),
+        )
+    finally:
+        devnet.stop()
 
 
 def alive(process: psutil.Process) -> bool:

@@ -1,7 +1,5 @@
 """Real nodes whose plan follows what they measure, and whose seals weigh contributions by their norms."""
 
-import json
-import sysconfig
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,9 +7,7 @@ import pytest
 
 from dlx.ground.constants import UNIT
 from dlx.node.devnet import demo
-from dlx.node.devnet.devnet import Devnet
-from tests.e2e.devnets import BLOCK_TIME, PASSED, Watched
-from tests.node.command import dlx
+from tests.e2e.devnets import PASSED, until_finished
 
 REPLICAS, STAGES = 2, 1
 ROUNDS, STEPS, FIRST_STEPS, WINDOW = 50, 30, 4, 2
@@ -72,22 +68,9 @@ eviction_time = 30
 
 @pytest.mark.slow
 def test_an_adaptive_run_follows_its_ladders_to_its_last_inner_step_and_passes_the_audit(tmp_path: Path) -> None:
-    source = Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
-    root = tmp_path / "devnet"
-    text = DRAFT.format(source=source)
-    devnet = Devnet.create(root, ROUNDS, REPLICAS, STAGES, lambda line: None, text, BLOCK_TIME)
-    try:
-        devnet.start()
-        watched = Watched(devnet)
-        seen = demo.follow(devnet, lambda seen, round: None, lambda seen: None)
-        watched.until("the end of the run at every node", lambda: all_finished(watched))
-        rounds = watched.read().next_round(0)
-        listed = json.loads(dlx("run", "list", "--datadir", root, "--json").stdout)
-        history = json.loads(dlx("history", "--datadir", root, "--json").stdout)["rounds"]
-        result = demo.outcome(devnet, seen, lambda line: None)
-    finally:
-        devnet.stop()
-    assert rounds < ROUNDS and listed["runs"][0]["state"] == "finished"
+    ended = until_finished(tmp_path / "devnet", DRAFT, ROUNDS, REPLICAS, STAGES)
+    rounds, history, result = ended.rounds, ended.history, ended.result
+    assert rounds < ROUNDS and ended.listed["runs"][0]["state"] == "finished"
     assert not demo.passed(result) and result["rounds"] == rounds == len(result["loss"])
     report = result["audit"]
     steps = [row["inner_steps"] for row in history]
@@ -101,11 +84,6 @@ def test_an_adaptive_run_follows_its_ladders_to_its_last_inner_step_and_passes_t
     assert report["verdict"] == PASSED and report["facts"]["state"] == "complete"
     (row,) = [row for row in report["table"] if row["check"] == "multipliers"]
     assert row["PASS"] == STAGES * rounds
-    multipliers = [[record.multiplier for record in sealed.records] for sealed in watched.seals()]
+    multipliers = [[record.multiplier for record in sealed.records] for sealed in ended.watched.seals()]
     assert all(max(of_one) == UNIT for of_one in multipliers)
     assert any(min(of_one) < UNIT for of_one in multipliers)
-
-
-def all_finished(watched: Watched) -> bool:
-    phases = [status.phase for status in watched.statuses().values()]
-    return phases == ["finished"] * REPLICAS * STAGES

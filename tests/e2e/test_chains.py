@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eth_hash.auto import keccak
 
 from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.node.daemon.api.status import NodeStatus
@@ -48,7 +49,7 @@ class ElsewhereDevnet(Devnet):
             self.url = self.rpc_url
         else:
             self.url = self.world.url
-            found = {"registry": self.world.registry, "ledger": self.world.ledger}
+            found = {"registry": self.world.registry, "ledger": self.world.ledger, "campaigns": ""}
             contracts = DataDir(self.root).contracts
             contracts.parent.mkdir()
             contracts.write_text(json.dumps({"rpc_url": self.url, "chain_id": 31337, **found}))
@@ -91,7 +92,6 @@ def devnet(kind: str, tmp_path: Path) -> Iterator[ElsewhereDevnet]:
     world = None if kind == "embedded" else World(kind, tmp_path)
     try:
         root = tmp_path / "devnet"
-        DataDir(root).create()
         shape = DevnetShape("", ROUNDS[kind], REPLICAS, stages=1, block_time=BLOCK_TIME)
         made = ElsewhereDevnet(root, shape, world=world)
         text = draft(ROUNDS[kind], 10, TIMING, REPLICAS, stages=1, confirmations=CONFIRMATIONS)
@@ -187,6 +187,12 @@ def reorganise(watched: Watched, depth: int) -> None:
         rpc.call("evm_mine")
 
 
+AGAIN = {  # calls that are right again later, as of a member that was silent twice: each has an event of its own
+    "0x" + keccak(signature)[:4].hex()
+    for signature in (b"accuse(bytes32,address)", b"answer(bytes32)", b"deal(bytes32,uint16)")
+}
+
+
 def check_paid(watched: Watched) -> None:
     """No node paid for a call twice, nor, but for a seal that another sent at the same time, for what was done already;
     each knows of all that it has paid."""
@@ -205,7 +211,7 @@ def check_paid(watched: Watched) -> None:
         receipts = [rpc.call("eth_getTransactionReceipt", one["hash"]) for one in own]
         calls = [one["input"] for one in own if one["input"] != "0x"]  # without a nonce that was filled
         twice = [(receipt["blockNumber"], receipt["status"], one) for one, receipt in zip(own, receipts, strict=True)
-                 if calls.count(one["input"]) > 1]  # fmt: skip
+                 if calls.count(one["input"]) > 1 and one["input"][:10] not in AGAIN]  # fmt: skip
         assert not twice, "no call twice"
         for one, receipt in zip(own, receipts, strict=True):
             if receipt["status"] != "0x1":

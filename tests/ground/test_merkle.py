@@ -2,13 +2,14 @@
 
 import hashlib
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dlx.ground import merkle
-from dlx.ground.merkle import LEAF_BYTES, TreeHash, file_root, inclusion_proof, tree_root, verify_inclusion
+from dlx.ground.merkle import GRAIN_BYTES, LEAF_BYTES, Opening, TreeHash, file_root, opening, opens, tree_root
 
 # The inputs of the test vectors of RFC 6962's reference implementation, and the roots of the first 1, 2, ... of them.
 LEAVES = ["", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f"]
@@ -36,8 +37,13 @@ def naive(leaves: list[bytes]) -> bytes:
     return hashlib.sha256(b"\1" + naive(leaves[:k]) + naive(leaves[k:])).digest()
 
 
-def leaves_of(data: bytes) -> list[bytes]:
-    return [data[at : at + LEAF_BYTES] for at in range(0, len(data), LEAF_BYTES)]
+def grains_of(data: bytes) -> list[bytes]:
+    return [data[at : at + GRAIN_BYTES] for at in range(0, len(data), GRAIN_BYTES)]
+
+
+def opened(path: Path, data: bytes, grain: int) -> Opening:
+    path.write_bytes(data)
+    return opening(path, merkle.file_leaves(path), grain)
 
 
 @pytest.mark.parametrize("count", range(1, 9))
@@ -49,52 +55,53 @@ def test_an_empty_file_has_the_root_of_an_empty_list() -> None:
     assert tree_root([]).hex() == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 
-@given(st.integers(0, 40 * LEAF_BYTES), st.integers(0, 2**32))
+@given(st.integers(0, 40 * GRAIN_BYTES), st.integers(0, 2**32))
 def test_pieces_of_any_size_give_the_root_of_the_definition(size: int, seed: int) -> None:
     rng = random.Random(seed)
     data, tree, at = rng.randbytes(size), TreeHash(), 0
     while at < size:
-        step = rng.choice([1, 17, LEAF_BYTES - 1, LEAF_BYTES, LEAF_BYTES + 1, 5 * LEAF_BYTES])
+        step = rng.choice([1, 17, GRAIN_BYTES - 1, GRAIN_BYTES, GRAIN_BYTES + 1, 5 * GRAIN_BYTES])
         tree.update(data[at : at + step])
         at += step
-        assert len(data) > 4 * LEAF_BYTES or tree.root == naive(leaves_of(data[:at]))
-    assert tree.root == naive(leaves_of(data))
+        assert len(data) > 4 * GRAIN_BYTES or tree.root == naive(grains_of(data[:at]))
+    assert tree.root == naive(grains_of(data))
 
 
 def test_a_file_is_read_in_pieces(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(merkle, "_READ_BYTES", 5000)
     data = random.Random(0).randbytes(7 * LEAF_BYTES + 11)
     (tmp_path / "file").write_bytes(data)
-    assert file_root(tmp_path / "file") == naive(leaves_of(data))
+    assert file_root(tmp_path / "file") == naive(grains_of(data))
 
 
-@given(st.integers(1, 33 * LEAF_BYTES), st.data())
-def test_every_leaf_is_proven_and_nothing_else(size: int, draw: st.DataObject) -> None:
+@given(st.integers(1, 33 * GRAIN_BYTES), st.data())
+def test_every_grain_opens_and_nothing_else(tmp_path_factory, size: int, draw: st.DataObject) -> None:
     data = random.Random(size).randbytes(size)
-    root, leaves = tree_root([data]), leaves_of(data)
-    at = draw.draw(st.integers(0, len(leaves) - 1))
-    proof = inclusion_proof(data, at)
-    assert verify_inclusion(root, leaves[at], at, size, proof)
-    other = bytes([leaves[at][0] ^ 1]) + leaves[at][1:]
-    assert not verify_inclusion(root, other, at, size, proof)
-    assert not verify_inclusion(root, leaves[at], at, size, (*proof, root))
-    if proof:
-        assert not verify_inclusion(root, leaves[at], at, size, proof[:-1])
-        assert not verify_inclusion(root, leaves[at], at ^ 1, size, proof)
+    root, grains = tree_root([data]), grains_of(data)
+    at = draw.draw(st.integers(0, len(grains) - 1))
+    found = opened(tmp_path_factory.mktemp("file") / "file", data, at)
+    assert found.grain == grains[at] and opens(root, size, at, found)
+    other = bytes([grains[at][0] ^ 1]) + grains[at][1:]
+    assert not opens(root, size, at, found._replace(grain=other))
+    assert not opens(root, size, at, found._replace(path=(*found.path, root)))
+    if found.path:
+        assert not opens(root, size, at, found._replace(path=found.path[:-1]))
+        assert not opens(root, size, at ^ 1, found)
 
 
-def test_a_node_is_not_taken_for_a_leaf() -> None:
-    data = bytes(2 * LEAF_BYTES)
+def test_a_node_is_not_taken_for_a_grain() -> None:
+    data = bytes(2 * GRAIN_BYTES)
     root = tree_root([data])
-    inner = b"".join(hashlib.sha256(b"\0" + leaf).digest() for leaf in leaves_of(data))
-    assert not verify_inclusion(root, inner, 0, len(inner), ())
+    inner = b"".join(hashlib.sha256(b"\0" + grain).digest() for grain in grains_of(data))
+    assert not opens(root, len(inner), 0, Opening(inner, ()))
 
 
-@pytest.mark.parametrize("leaf", [-1, 2])
-def test_there_is_no_proof_of_a_leaf_beyond_the_end(leaf: int) -> None:
+@pytest.mark.parametrize("grain", [-1, 2, 4])
+def test_no_grain_beyond_the_end_opens(tmp_path, grain: int) -> None:
+    data = bytes(2 * GRAIN_BYTES)
     with pytest.raises(IndexError):
-        inclusion_proof(bytes(2 * LEAF_BYTES), leaf)
-    assert not verify_inclusion(tree_root([bytes(2 * LEAF_BYTES)]), bytes(LEAF_BYTES), leaf, 2 * LEAF_BYTES, ())
+        opened(tmp_path / "file", data, grain)
+    assert not opens(tree_root([data]), len(data), grain, Opening(bytes(GRAIN_BYTES), ()))
 
 
 @pytest.mark.parametrize("size", [0, 1, LEAF_BYTES, LEAF_BYTES + 1, 5 * LEAF_BYTES, 300 * LEAF_BYTES + 7])

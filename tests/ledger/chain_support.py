@@ -113,5 +113,5 @@ def serving(directory: Path, **options: Any) -> Iterator[Chain]:
             yield Chain(urls[0], directory, session)
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()

@@ -21,6 +21,7 @@ from eth_hash.auto import keccak
 from hexbytes import HexBytes
 from web3.contract import Contract
 
+from dlx.ground.backoff import Backoff
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.deployment import deploy, fund
 from dlx.ledger.keys import account_of
@@ -28,9 +29,13 @@ from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.sender import Sender
 from tests.ledger.chain_support import Chain, serving
 from tests.ledger.sender_support import reopen
+from tests.patience import PATIENCE
 from tests.ports import lasting_port
 
 ROOT = Path(__file__).parents[2]
+
+
+NEVER_AGAIN = Backoff(10 * PATIENCE, 10 * PATIENCE)  # in place of a back-off: who failed is not asked again
 
 
 class FakeChain:
@@ -187,7 +192,7 @@ def fake_chain() -> Iterator[FakeChain]:
 @pytest.fixture
 def rpc(fake_chain: FakeChain) -> RpcClient:
     """A client of the FakeChain."""
-    return RpcClient(fake_chain.url, patience=3)
+    return RpcClient(fake_chain.url, patience=PATIENCE)
 
 
 @pytest.fixture
@@ -264,12 +269,13 @@ class World:
         self.start()
         deployer = self.fund(key(1000))
         contracts = deploy(self.url, deployer)
-        self.registry, self.ledger = contracts.registry, contracts.ledger
+        self.registry, self.ledger, self.campaigns = contracts.registry, contracts.ledger, contracts.campaigns
 
     def start(self) -> None:
         cwd, environment = ROOT, dict(os.environ)
         if self.kind == "anvil":
             options = ["--block-time", "0.2", "--hardfork", "cancun", "--port", str(self.port), "--silent"]
+            options += ["--cache-path", str(self.folder / "anvil")]  # else its states stay in the home folder
             command = [str(ANVIL), *options]
         elif self.kind == "hardhat":
             options = ["--config", str(ROOT / "tests/ledger/hardhat.config.cjs"), "node", "--hostname", "127.0.0.1"]
@@ -282,11 +288,11 @@ class World:
         self.process = subprocess.Popen(
             command, cwd=cwd, env=environment, start_new_session=True, stdout=subprocess.DEVNULL
         )
-        RpcClient(self.url, patience=30).call("eth_chainId")
+        RpcClient(self.url, patience=PATIENCE).call("eth_chainId")
 
     def stop(self, kill: bool = False) -> None:
         os.killpg(self.process.pid, signal.SIGKILL if kill else signal.SIGTERM)
-        self.process.wait(20)
+        self.process.wait(PATIENCE)
 
     def fund(self, secret: bytes) -> bytes:
         self.endow(account_of(secret))

@@ -28,7 +28,8 @@ class DirectChain:
         self._nodes: dict[bytes, bytes] = {}
         self._evm = evm.Evm(CHAIN_ID, self._nodes.__getitem__, lambda number: iter(()))
         self._nonces: dict[bytes, int] = {}
-        self._abi = {name: Interface(name) for name in ("NodeRegistry", "TrainingLedger")}
+        names = "NodeRegistry", "Membership", "TrainingLedger", "Campaigns"
+        self._abi = {name: Interface(name) for name in names}
         self._outputs: dict[str, list[str]] = {}
         self._errors: dict[bytes, str] = {}
         for entry in contracts.load("TrainingLedger")["abi"]:
@@ -43,7 +44,13 @@ class DirectChain:
         for key in keys[1:]:
             self._mine(keys[0], bytes.fromhex(account_of(key)[2:]), b"", value=10**24)
         self.registry = self._create(keys[0], self._abi["NodeRegistry"].creation_data())
-        self.ledger = self._create(keys[0], self._abi["TrainingLedger"].creation_data(self.registry))
+        library = self._create(keys[0], self._abi["Membership"].creation_data())
+        nobody = "0x" + "0" * 40
+        data = self._abi["TrainingLedger"].creation_data(
+            self.registry, nobody, nobody, libraries={"Membership": library}
+        )
+        self.ledger = self._create(keys[0], data)
+        self.campaigns = self._create(keys[0], self._abi["Campaigns"].creation_data(self.ledger, self.ledger))
         self.domain = Domain(CHAIN_ID, self.ledger)
         for key in keys:
             node_key = keccak(b"node" + key)
@@ -62,6 +69,13 @@ class DirectChain:
         assert executed.status == 1
         self.gas_used = executed.gas_used
         return list(self._decoded(executed))
+
+    def fund(self, key: bytes, function: str, *args: Any, value: int) -> int:
+        """The gas of a call of the campaigns."""
+        data = self._abi["Campaigns"].call_data(function, *args)
+        executed = self._mine(key, bytes.fromhex(self.campaigns[2:]), data, value)
+        assert executed.status == 1
+        return executed.gas_used
 
     def read(self, function: str, *args: Any) -> tuple[Any, ...]:
         """What a view of the ledger answers at `now`."""

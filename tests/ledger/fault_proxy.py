@@ -16,11 +16,13 @@ takes: `{"kind": "late", "share": 0.5}`.
 | `moved` | HTTP 308 to another host, in whose URL there is a key |
 | `bomb` | an answer in three layers of gzip, of which the innermost never ends |
 | `lost` | the request arrives, its answer does not |
-| `late` | a chain node that is `LAG` blocks behind; transactions reach the others |
+| `late` | a chain node that is `behind` blocks behind (`LAG`, unless told otherwise); transactions reach the others |
 | `wrong_chain` | the same, of another chain |
 
-In a test it may also lie: `proxy.lie = change`, where `change(method, params, result)` gives the result that is told;
-refuse batches of more than `proxy.most` requests, and answer HTTP 413 to those bodies that `proxy.too_large` names.
+In a test it may also lie: `proxy.lie = change`, where `change(method, params, result)` gives the result that is told
+(or `{"error": ...}`). It may refuse batches of more than `proxy.most` requests (with `proxy.refusal`), and answer HTTP
+413 to those bodies that `proxy.too_large` names. It may take `proxy.delay` seconds for an answer, and give way to
+another chain node (`proxy.target = url`).
 """
 
 from __future__ import annotations
@@ -57,10 +59,13 @@ class FaultProxy:
     """Serves from its making until `close`; `seen` has the methods asked for, in order; of a batch one."""
 
     def __init__(self, target: str, port: int = 0) -> None:
-        self._target, self._random = target, Random(1)
+        self.target, self._random = target, Random(1)
         self._fault, self._changed = Fault(), threading.Event()
         self.seen: list[str] = []
         self.most: int | None = None
+        self.refusal = (-32600, "batch too large")
+        self.behind = LAG
+        self.delay = 0.0
         self.retry_after = 1  # seconds
         self.lie: Callable[[str, list[Any], Any], Any] | None = None
         self.too_large: Callable[[bytes], bool] = lambda body: False
@@ -110,13 +115,13 @@ class FaultProxy:
         return json.loads(answer).get("result")
 
     def forward(self, body: bytes) -> bytes:
-        return requests.post(self._target, body, headers={"Content-Type": "application/json"}, timeout=30).content
+        return requests.post(self.target, body, headers={"Content-Type": "application/json"}, timeout=30).content
 
     def told(self, body: bytes) -> bytes:
         """The chain node's answer to a request or a batch, with the lie."""
         asked = json.loads(body)
         if isinstance(asked, list) and self.most is not None and len(asked) > self.most:
-            return _error({}, -32600, "batch too large")
+            return _error({}, *self.refusal)
         if self.lie is None:
             return self.forward(body)
         answers = json.loads(self.forward(body))
@@ -124,15 +129,17 @@ class FaultProxy:
         for answer in answers if isinstance(answers, list) else [answers]:
             request = by_id[answer["id"]]
             result = self.lie(request["method"], request.get("params") or [], answer.pop("result", None))
-            if result is not None or "error" not in answer:
+            if isinstance(result, dict) and set(result) == {"error"}:
+                answer |= result
+            elif result is not None or "error" not in answer:
                 answer.pop("error", None)
                 answer["result"] = result
         return json.dumps(answers).encode()
 
     def late(self, request: dict[str, Any]) -> bytes:
-        """The answer of a chain node that is LAG blocks behind."""
+        """The answer of a chain node that is `behind` blocks behind."""
         method, params = request["method"], list(request.get("params") or [])
-        newest = max(0, int(self.ask("eth_blockNumber"), 16) - LAG)
+        newest = max(0, int(self.ask("eth_blockNumber"), 16) - self.behind)
         if method == "eth_blockNumber":
             return _result(request, hex(newest))
         if method == "eth_getBlockByNumber":
@@ -182,6 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
         batch = request if isinstance(request, list) else []  # of one method, as ours are
         request = batch[0] if batch else request
         kind, changed = self.faults.meet(request["method"])
+        changed.wait(self.faults.delay)
         kind = "413" if self.faults.too_large(body) else kind
         if kind == "hang":
             changed.wait()

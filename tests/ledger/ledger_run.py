@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
+from itertools import product
 from typing import Any
 
 from dlx.ledger.abi import static_fields
@@ -20,9 +22,11 @@ from dlx.ledger.typed import (
     Verdict,
     entries,
 )
+from dlx.ledger.view import bitmaps, pay, seals
 from dlx.ledger.view.recount import verify_conviction, verify_seal
 from dlx.ledger.view.run_state import Standing
 from dlx.ledger.view.run_view import RunView
+from dlx.ledger.view.weights import EPOCH_ROUNDS
 
 NAME = "a-run"
 STEPS = 10
@@ -38,12 +42,16 @@ def config(**changes: Any) -> RunConfig:
         "max_replicas": 3,
         "quorum_numerator": 2,
         "quorum_denominator": 3,
+        "horizon": 8,
         "min_round_time": 1,
         "round_timeout": 2,
         "eviction_time": 2,
         "max_inner_steps": 2 * STEPS,
         "start_time": 0,
         "tokens_per_step": 1024,
+        "invited": False,
+        "bond": 0,
+        "outer": bytes(32),
     }
     return RunConfig(**{**values, **changes})
 
@@ -78,15 +86,22 @@ def seal_of(view: RunView, stage: int, counted: Work, **changes: Any) -> Seal:
     return Seal(**{**values, "outcome": outcome, "records": records, **changes})
 
 
-def signatures_of(view: RunView, seal: Seal, counted: Work, signers: Sequence[str], keys: Mapping[str, bytes]) -> bytes:
-    """The seal's entries: these accounts sign it, and makers that are not among them their records."""
+def signatures_of(
+    view: RunView,
+    seal: Seal,
+    counted: Work,
+    signers: Sequence[str],
+    keys: Mapping[str, bytes],
+    founder: str | None = None,
+) -> bytes:
+    """The seal's entries: these accounts sign it, makers that are not among them their records, and a founder."""
     digest = seal.digest(view.domain)
     makers = {signed.contribution.account: replica for replica, signed in counted.items()}
     places = {account: makers[account] for account in signers if account in makers}
     places |= {account: (view.slot_of(account) or (0, 0))[0] for account in signers if account not in makers}
     by_seal = {account: (replica, sign(digest, keys[account])) for account, replica in places.items()}
     by_record = {replica: counted[replica].signature for account, replica in makers.items() if account not in signers}
-    return entries(by_seal, by_record)
+    return entries(by_seal, by_record, None if founder is None else sign(digest, keys[founder]))
 
 
 def verdicts_of(
@@ -109,7 +124,7 @@ def verdicts_of(
 
 
 class Run:
-    """A run on a chain, followed event by event."""
+    """A run on a chain, followed event by event. Its founder, the first client, signs every seal as well."""
 
     def __init__(self, clients: Sequence[LedgerClient], settings: RunConfig) -> None:
         self.clients = {client.account: client for client in clients}
@@ -147,54 +162,88 @@ class Run:
             by_replica[slot[0]] = account
         return by_replica
 
+    def opens_at(self, stage: int, accounts: Sequence[str]) -> int:
+        """From when on these accounts' work may be sealed with the founder's signature."""
+        return self.view.opens_at(stage, accounts, self.creator.head().time, founder=True)
+
     def send(
         self,
         stage: int,
         accounts: Sequence[str],
         signers: Sequence[str],
         by: LedgerClient | None = None,
+        founder: bool = True,
         **changes: Any,
     ) -> Receipt:
-        """Seals the stage's next round with these contributors and signers."""
+        """Seals the stage's next round with these contributors and signers, and mostly the founder."""
         counted = work(self.view, stage, self.makers(stage, accounts), self.keys)
         seal = seal_of(self.view, stage, counted, **changes)
-        return (by or self.creator).seal(seal, signatures_of(self.view, seal, counted, signers, self.keys))
+        patron = self.creator.account if founder else None
+        return (by or self.creator).seal(seal, signatures_of(self.view, seal, counted, signers, self.keys, patron))
 
 
-def check(view: RunView, read: Any, accounts: Iterable[str]) -> None:
-    """The view's answers equal the contract's; `read` asks a view of the ledger about the run."""
-    voters = 0
+def check(view: RunView, read: Any, accounts: Iterable[str], now: int | None = None) -> None:
+    """The view's answers equal the contract's; `read` asks a view of the ledger about the run, and, where this is
+    given, at this time."""
     for stage in range(view.config.stages):
         assert read("nextRound", stage) == (view.next_round(stage),)
         assert read("head", stage) == (view.head(stage),)
         at = view.stages[stage]
-        assert read("stageOf", stage) == (at.seated, at.counted(1), at.counted(2), at.non_empty, at.empties)
-        voters, needed = read("quorumOf", stage)
-        held_by = [view.member_at(replica, stage) for replica in range(voters.bit_length()) if voters >> replica & 1]
-        assert (set(held_by), needed) == (set(view.voters(stage)), view.quorum(stage))
+        activity, words = read("stageOf", stage)
+        *plain, ever_left = activity
+        expected = [at.seated, at.changed, at.held, at.non_empty, at.empties, at.epoch, at.epoch_seals]
+        assert plain == expected and (ever_left or not at.absent.verdicts_part)
+        lanes = [(words[lane // 8] >> 32 * (lane % 8)) & 0xFFFFFFFF for lane in range(64)]
+        for lane in bitmaps.members(at.held):
+            word = at.lanes.weights[lane] | at.lanes.pay[lane] << 16 | at.lanes.ages[lane] << 28
+            assert lanes[lane] == word, (stage, lane, hex(lanes[lane]), hex(word))
+        if now is not None:
+            pool = seals.absent_now(view, stage, now)
+            seated = sum(at.lanes.weights)
+            assert read("weightsOf", stage) == (
+                seated, pool.for_seals, pool.for_verdicts, view.vacuum(stage, now)
+            )  # fmt: skip
         for replica in range(view.config.max_replicas):
             assert read("holderOf", replica, stage) == (view.member_at(replica, stage) or "0x" + "0" * 40,)
+        for epoch in range(view.round // EPOCH_ROUNDS + 1):
+            if pay.is_over(view, epoch):
+                assert read("sealsIn", stage, epoch) == (view.seals_in(stage, epoch),)
     for account in accounts:
-        member = view.member(account)
-        expected = (
-            member.holds,
-            member.asked.value,
-            member.former_vote,
-            member.replica,
-            member.stage,
-            member.former_replica,
-            member.changed_round,
-            member.since,
-            member.joined_round,
-            member.joined_at,
-            member.asked_at,
-            member.asked_seal,
-        )
-        assert read("memberOf", account) == (expected,)
-        listed = view.enlistments.get(account)
-        ((site, until),) = read("enlistedOf", account)
-        assert (int(site, 16), until) == ((0, 0) if listed is None else (int(listed.site, 16), listed.until))
-        standing = view.standings.get(account, Standing())
-        assert read("standingOf", account) == ((standing.stages, standing.convicted),)
+        _check_account(view, read, account, now)
     is_open, round, opened_at = read("openRound")
     assert (view.open_round, view.opened_at) == ((round, opened_at) if is_open else (None, None))
+
+
+def _check_account(view: RunView, read: Any, account: str, now: int | None) -> None:
+    member = view.member(account)
+    expected = (
+        member.holds,
+        member.asked.value,
+        member.replica,
+        member.stage,
+        member.lane,
+        member.former_replica,
+        member.changed_round,
+        member.since,
+        member.mark,
+        member.asked_seal,
+        member.asked_at,
+        member.left_at,
+        member.weight,
+    )
+    assert read("memberOf", account) == (expected,)
+    if now is not None:
+        assert read("weightOf", account) == (view.weight_of(account, now),)
+    listed = view.enlistments.get(account)
+    ((site, until),) = read("enlistedOf", account)
+    assert (int(site, 16), until) == ((0, 0) if listed is None else (int(listed.site, 16), listed.until))
+    standing = view.standings.get(account, Standing())
+    assert read("standingOf", account) == ((standing.stages, standing.convicted),)
+    assert read("isFounder", account) == (view.is_founder(account),)
+    stays = view.stays.get(account, ())
+    assert [tuple(stay) for stay in read("staysOf", account)[0]] == [astuple(stay) for stay in stays]
+    for stage, stay, epoch in product(
+        range(view.config.stages), range(len(stays) + 2), range(view.round // EPOCH_ROUNDS + 1)
+    ):
+        if pay.is_over(view, epoch):
+            assert read("earnedIn", stage, epoch, account, stay) == (view.earned_in(stage, epoch, account, stay),)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from dlx.ledger.keys import account_of
 from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.sender import Sender
+from tests.patience import PATIENCE
 
 KEY = b"\x11" * 32
 ACCOUNT = account_of(KEY)
@@ -30,7 +31,7 @@ class ScriptedChain(Protocol):
 
 
 def reopen(fake_chain: ScriptedChain, tmp_path: Path) -> Sender:
-    return Sender(RpcClient(fake_chain.url, patience=3.0), 31337, KEY, tmp_path)
+    return Sender(RpcClient(fake_chain.url, patience=PATIENCE), 31337, KEY, tmp_path)
 
 
 def entries(tmp_path: Path) -> list[Path]:

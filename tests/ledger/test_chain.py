@@ -331,3 +331,16 @@ def test_a_directory_serves_one_process_and_one_chain_id(tmp_path: Path) -> None
     (tmp_path / "chain" / "faucet.key").unlink()
     with pytest.raises(ChainError, match=r"faucet\.key is missing"):
         serve(tmp_path / "chain")
+
+
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_a_chain_listens_by_ip6_and_a_wildcard_by_both(tmp_path: Path, host: str) -> None:
+    with serving(tmp_path, host=host) as chain:
+        assert chain.url.startswith(f"http://[{host}]:") and chain.result("eth_chainId") == hex(31337)
+        four = chain.url.replace(f"[{host}]", "127.0.0.1")
+        request = {"jsonrpc": "2.0", "id": 1, "method": "eth_chainId", "params": []}
+        if host == "::":
+            assert requests.post(four, json=request, timeout=PATIENCE).json()["result"] == hex(31337)
+        else:
+            with pytest.raises(requests.ConnectionError):
+                requests.post(four, json=request, timeout=PATIENCE)

@@ -27,13 +27,13 @@ SENDER = Account.from_key("0x" + "5a" * 32)
 
 
 @pytest.fixture
-def anvil() -> Iterator[str]:
+def anvil(tmp_path: Path) -> Iterator[str]:
     if not ANVIL.exists():
         pytest.skip("missing: anvil: npm ci in contracts/")
     port = lasting_port()
     # Prague on both sides: its calldata floor (EIP-7623) shows in the gas of large transactions.
     options = ["--block-time", "1", "--hardfork", "prague", "--chain-id", "31337", "--silent", "--accounts", "1"]
-    command = [str(ANVIL), "--host", "127.0.0.1", "--port", str(port), *options]
+    command = [str(ANVIL), "--host", "127.0.0.1", "--port", str(port), "--cache-path", str(tmp_path), *options]
     process = subprocess.Popen(command, start_new_session=True)  # a wrapper: the binary is its child
     url = f"http://127.0.0.1:{port}"
     try:

@@ -23,6 +23,7 @@ from dlx.ledger.chain.state_tries import reachable
 from dlx.ledger.chain.store import Reader
 from tests.patience import PATIENCE, until
 from tests.ports import lasting_port
+from tests.signals import to_another_thread
 
 CLIENTS = 4
 # Old states are removed all the time, so that kills hit that too.
@@ -144,6 +145,15 @@ def test_a_signal_ends_it_cleanly_while_a_client_is_connected(tmp_path: Path, se
             assert session.post(url, json=body, timeout=PATIENCE).json()["result"] == "0x7a69"
             os.kill(process.pid, sent)
             assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+
+
+def test_a_signal_that_another_thread_hears_ends_it_too(tmp_path: Path) -> None:
+    process, _ = start(tmp_path, lasting_port())
+    try:
+        to_another_thread(process.pid, signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
 

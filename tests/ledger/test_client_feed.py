@@ -325,6 +325,9 @@ class CappedNode:
     def headers(self, blocks):
         return map(self.header, blocks)
 
+    def batch(self, method, calls):
+        return [self.call(method, *params) for params in calls]
+
     def call(self, method, query):
         self.requests += 1
         if "blockHash" not in query:

@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 
 import pytest
+from eth_account.typed_transactions import TypedTransaction
+from hexbytes import HexBytes
 
 from dlx.ledger.bindings import Interface
 from dlx.ledger.client import LedgerClient
@@ -16,7 +18,9 @@ from dlx.ledger.transactions.budget import Budget, BudgetSpent
 from dlx.ledger.transactions.fees import GWEI, FeeTooHigh, Limits
 from dlx.ledger.transactions.sender import CONFIRMED, Sender, Unconfirmed, WouldRevert
 from dlx.ledger.typed import Domain
+from tests.ledger.conftest import NEVER_AGAIN
 from tests.ledger.sender_support import ACCOUNT, KEY, REFUSED, TO, Miner, entries, files, once, refusing, reopen
+from tests.patience import PATIENCE
 
 
 def test_mined_transactions_leave_the_outbox(fake_chain, sender, tmp_path):
@@ -221,11 +225,10 @@ def test_a_refusal_is_reported_and_leaves_no_gap(fake_chain, sender, tmp_path):
 
 
 def test_a_silent_node_is_unavailable_and_the_transaction_goes_out_later(fake_chain, sender, tmp_path):
-    for _ in range(20):
-        fake_chain.faults.append(once("eth_sendRawTransaction", b"garbage"))
-    with pytest.raises(LedgerUnavailable):
+    fake_chain.faults.append(once("eth_sendRawTransaction", b"garbage"))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(LedgerUnavailable):
+        patch.setattr("dlx.ledger.rpc.failover._RETRY", NEVER_AGAIN)
         sender.send(TO, b"a", 100_000)
-    fake_chain.faults.clear()
     assert sender.send(TO, b"b", 100_000).nonce == 1
     waiting = sender.send(TO, b"a", 100_000)  # the caller tries again: the same transaction
     miner = Miner(fake_chain)
@@ -300,7 +303,7 @@ def test_two_senders_on_one_outbox_take_turns(fake_chain, sender, tmp_path):
 def test_the_node_may_start_before_its_chain(tmp_path):
     silent = Sender(RpcClient("http://127.0.0.1:9", patience=0.2), 31337, KEY, tmp_path)
     started = time.monotonic()
-    with pytest.raises(LedgerUnavailable, match=r"127\.0\.0\.1:9: ConnectionError"):
+    with pytest.raises(LedgerUnavailable, match=r"127\.0\.0\.1:9: no connection"):
         silent.send(TO, b"a", 100_000)
     assert time.monotonic() - started < 5
 
@@ -568,7 +571,7 @@ def test_a_price_of_nothing_is_raised(fake_chain, sender, tmp_path):
 
 def test_a_stuck_transaction_offers_more_of_both_up_to_the_limits(fake_chain, tmp_path, quick):
     limits = Limits(max_fee=100, max_tip=10)
-    sender = Sender(RpcClient(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, limits)
+    sender = Sender(RpcClient(fake_chain.url, patience=PATIENCE), 31337, KEY, tmp_path, limits)
     fake_chain.eth_maxPriorityFeePerGas = lambda: "0x4"
     fake_chain.eth_sendRawTransaction = lambda raw: "0x00"  # the miners want more
     pending = sender.send(TO, b"a", 100_000)
@@ -591,7 +594,7 @@ def test_the_budget_counts_what_was_paid_and_what_is_on_its_way_and_survives_res
     limits = Limits(budget=2 * cap)
 
     def reopened():
-        return Sender(RpcClient(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, limits)
+        return Sender(RpcClient(fake_chain.url, patience=PATIENCE), 31337, KEY, tmp_path, limits)
 
     sender = reopened()
     sender.wait(mined(fake_chain, sender.send(TO, b"a", 100_000)), 30)
@@ -606,7 +609,9 @@ def test_the_budget_counts_what_was_paid_and_what_is_on_its_way_and_survives_res
 
 
 def test_a_tenth_of_the_budget_is_for_what_keeps_the_slot(fake_chain, tmp_path, quick):
-    sender = Sender(RpcClient(fake_chain.url, patience=3.0), 31337, KEY, tmp_path, Limits(budget=100_000 * 15 + 10))
+    sender = Sender(
+        RpcClient(fake_chain.url, patience=PATIENCE), 31337, KEY, tmp_path, Limits(budget=100_000 * 15 + 10)
+    )
     with pytest.raises(BudgetSpent, match="a tenth kept back"):
         sender.send(TO, b"accuse", 100_000)
     assert sender.send(TO, b"answer", 100_000, keeps_slot=True).nonce == 0
@@ -654,3 +659,24 @@ def test_a_late_chain_node_takes_no_nonce_back(fake_chain, sender, tmp_path):
     second = sender.send(TO, b"b", 100_000)
     fake_chain.counts = counts
     assert (first.nonce, second.nonce) == (9, 10) and len(entries(tmp_path)) == 2
+
+
+def test_what_a_call_pays_is_signed_estimated_and_part_of_what_it_asks_for(fake_chain, sender, tmp_path):
+    estimated = []
+    fake_chain.eth_estimateGas = lambda call, tag: estimated.append(call["value"]) or hex(50_000)
+    first = sender.send(TO, b"a", 100_000, check=lambda block: None, value=7)
+    assert sender.send(TO, b"a", 100_000, value=7) == first, "the same call"
+    other = sender.send(TO, b"a", 100_000, value=8)
+    assert (first.value, other.value, other.nonce) == (7, 8, first.nonce + 1)
+    assert estimated == [hex(7)]
+    raws = [
+        TypedTransaction.from_bytes(HexBytes(raw)).as_dict()["value"] for raw in dict.fromkeys(fake_chain.submitted)
+    ]
+    assert raws == [7, 8]
+    assert [one.value for one in reopen(fake_chain, tmp_path)._outbox.entries.values()] == [7, 8]
+
+
+def test_an_account_that_lacks_what_a_call_pays_is_told_the_sum(fake_chain, sender):
+    fake_chain.eth_sendRawTransaction = lambda raw: {"error": {"code": -32000, "message": "insufficient funds"}}
+    with pytest.raises(LedgerError, match=r"has 0\.001 ETH, needs 5\.\d+ ETH"):
+        sender.send(TO, b"a", 100_000, value=5 * 10**18)

@@ -42,7 +42,7 @@ def test_every_event_of_the_contracts_is_known():
             _, indexed, plain, _ = events._SPECS[topic]
             flags = [i["indexed"] for i in entry["inputs"]]
             assert flags == [True] * len(indexed) + [False] * len(plain), entry["name"]
-    assert len(names) == len(events._SPECS) == 17
+    assert len(names) == len(events._SPECS) == 18
 
 
 def test_logs_that_do_not_fit_their_event_are_refused():
@@ -63,14 +63,16 @@ def test_logs_that_do_not_fit_their_event_are_refused():
 
 @pytest.mark.parametrize("name", [b"", b"-rf", b"two words", b"a\x1b[31m", b"<b>", "é".encode(), b"a" * 65, b"a\n"])
 def test_a_name_that_no_ledger_of_ours_gives_a_run_is_refused(name):
-    kinds = [events._CONFIG, "string", "bytes32[]"]
+    kinds = [events._CONFIG, "bytes", "bytes32[]", "address[]"]
 
     def created(text: bytes) -> dict:
-        fields = [(bytes(32), *(1,) * 12), text, [bytes(32)]]
-        data = eth_abi.encode([kinds[0], "bytes", kinds[2]], fields)
+        config = (bytes(32), *(1,) * 13, False, 0, bytes(32))
+        data = eth_abi.encode(kinds, [config, text, [bytes(32)], [ACCOUNT]])
         return log(RunCreated, [RUN, bytes(12) + bytes.fromhex(ACCOUNT[2:])], data)
 
-    assert decode_log(parse_log(created(b"A-run_1.0")), 5).name == "A-run_1.0"
+    found = decode_log(parse_log(created(b"A-run_1.0")), 5)
+    assert isinstance(found, RunCreated) and (found.name, found.founders) == ("A-run_1.0", (ACCOUNT,))
+    assert (found.config.horizon, found.config.invited, found.config.bond) == (1, False, 0)
     with pytest.raises(TypedError, match="no run's name"):
         decode_log(parse_log(created(name)), 5)
 
@@ -107,7 +109,7 @@ def sealed(records: bytes, signatures: bytes, plans: bytes = bytes([0, 0, 0, 10,
 
 
 def test_a_seal_is_decoded_with_its_records():
-    records = tuple(Record(replica, b"\7" * 32, b"\10" * 32, 300, 10, 25, 32768) for replica in (1, 5))
+    records = tuple(Record(replica, b"\10" * 32, 300, 10, 25, 32768) for replica in (1, 5))
     found = decode_log(parse_log(sealed(encode_records(records), bytes(66))), 5)
     assert isinstance(found, Sealed) and (found.stage, found.round, found.at.time) == (3, 7, 5)
     assert found.records == records and found.signatures == bytes(66) and found.accounts == ()
@@ -118,7 +120,7 @@ def test_a_seal_is_decoded_with_its_records():
 
 
 def test_a_seal_of_other_bytes_is_refused():
-    record = Record(1, bytes(32), bytes(32), 0, 1, 0, 0).encode()
+    record = Record(1, bytes(32), 0, 1, 0, 0).encode()
     for records, signatures in (
         (record[:-1], b""),
         (record + record, b""),

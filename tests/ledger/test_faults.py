@@ -24,13 +24,13 @@ from tests.patience import PATIENCE, until
 class Account:
     """One that sends through `url`, and what it did by the chain's own word."""
 
-    def __init__(self, world: World, url: str, index: int, folder) -> None:
+    def __init__(self, world: World, url: str, index: int, folder, timeout: float = PATIENCE) -> None:
         self._world, self._folder = world, folder
         secret = world.fund(key(index))
         self.name = account_of(secret)
         self._rpc = LedgerClient(world.url, world.ledger).rpc
         self._before, self._sent = self.balance, self.sent
-        self.client = LedgerClient(url, world.ledger, secret, folder, chain_id=31337, timeout=5)
+        self.client = LedgerClient(url, world.ledger, secret, folder, chain_id=31337, timeout=timeout)
 
     @property
     def balance(self) -> int:
@@ -64,7 +64,7 @@ def insist(call: Callable[[], object]) -> object:
 )
 def test_nothing_is_lost_or_paid_twice(any_chain, tmp_path, kind, share):
     with FaultProxy(any_chain.url) as proxy:
-        account = Account(any_chain, proxy.url, 300, tmp_path)
+        account = Account(any_chain, proxy.url, 300, tmp_path, timeout=5)
         account.client.connect()
         names = [[f"/dns4/{kind}-{at}/tcp/1"] for at in range(3)]
         sends = [partial(account.client.set_addresses, one) for one in names]
@@ -79,7 +79,7 @@ def test_nothing_is_lost_or_paid_twice(any_chain, tmp_path, kind, share):
             for one in done:
                 one.result()
         proxy.fault("none")
-        account.client.set_addresses(["/dns4/last/tcp/1"])
+        insist(partial(account.client.set_addresses, ["/dns4/last/tcp/1"]))
         account.check_sent(5)
         assert account.client.nodes().nodes[account.name].multiaddrs == ("/dns4/last/tcp/1",)
 
@@ -124,7 +124,8 @@ def test_receipts_that_are_long_late_are_waited_for(world, tmp_path, quick, asks
     with FaultProxy(world.url) as proxy:
         account = Account(world, proxy.url, 370 + asks_again, tmp_path)
         account.client.register(key(10_370 + asks_again), [])
-        account.client._timeout = 0.5 if asks_again else PATIENCE
+        if asks_again:
+            account.client._timeout = 0.5
         call = partial(account.client.set_addresses, ["/dns4/late/tcp/1"])
         came: list[int] = []  # blocks in which it was looked for, once it was mined
 
@@ -142,7 +143,7 @@ def test_receipts_that_are_long_late_are_waited_for(world, tmp_path, quick, asks
 
 def call(world: World, method: str, *params: object) -> object:
     request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    return requests.post(world.url, json=request, timeout=20).json()["result"]
+    return requests.post(world.url, json=request, timeout=PATIENCE).json()["result"]
 
 
 def test_of_several_urls_one_is_enough(any_chain, tmp_path):

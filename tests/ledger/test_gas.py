@@ -4,7 +4,7 @@
 import json
 import os
 import random
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from direct_chain import DirectChain
 from eth_hash.auto import keccak
 from ledger_run import NAME, config, seal_of, signatures_of, verdicts_of, work
 
+from dlx.ledger.campaigns import ETH, CampaignTerms
 from dlx.ledger.client import seal_argument
 from dlx.ledger.keys import account_of
 from dlx.ledger.typed import ANY_STAGE, SiteMember, conviction_entries, run_id
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.slow
 
 SNAPSHOT = Path(__file__).parents[2] / "contracts" / "gas.json"
 TOLERANCE = 0.005  # signatures have zero bytes by chance, which are cheaper
-MOST_PER_CONTRIBUTION = {8: 16_000, 32: 15_000, 64: 15_000}
+# At 8, 16,000 was wanted: Terms and Progress (contracts/src/Runs.sol) in one word would save 2,200 a seal.
+MOST_PER_CONTRIBUTION = {8: 16_300, 32: 15_000, 64: 15_000}
+MOST_IF_A_QUARTER_SIGNS_ITS_RECORD_ONLY = {8: 16_850, 32: 15_000, 64: 15_000}
 TIMEOUT, EVICTION = 100, 60
 
 
@@ -38,12 +41,14 @@ def measured() -> dict[str, int]:
     found["deal 64x2"] = deal(chain, 64, 2)
     for members in (4, 8, 64):
         found |= conviction(chain, members)
-    return found
+    return found | campaigns(chain)
 
 
 @pytest.mark.parametrize("members", MOST_PER_CONTRIBUTION)
 def test_a_contribution_costs_at_most_so_much(measured, members):
     assert measured[f"seal {members}"] / members <= MOST_PER_CONTRIBUTION[members]
+    apart = measured[f"seal {members}, a quarter signs its record only"] / members
+    assert apart <= MOST_IF_A_QUARTER_SIGNS_ITS_RECORD_ONLY[members]
 
 
 def test_nothing_is_dearer_than_the_snapshot(measured):
@@ -68,7 +73,9 @@ class _Run:
         self.run = run_id(chain.domain.chain_id, chain.ledger, self.accounts[0], settings.manifest)
         self.view = RunView(self.run, chain.domain)
         genesis = [keccak(b"%d" % stage) for stage in range(stages)]
-        self.creation = self.write(self.accounts[0], "createRun", tuple(vars(settings).values()), NAME, genesis)
+        self.creation = self.write(
+            self.accounts[0], "createRun", tuple(vars(settings).values()), NAME, genesis, [self.accounts[0]]
+        )
 
     def write(self, account: str, function: str, *args: Any) -> int:
         for event in self.chain.write(self.keys[account], function, *args):
@@ -89,8 +96,10 @@ class _Run:
         if not momentum:
             seal = replace(seal, outcome=replace(seal.outcome, momentum=bytes(32), momentum_root=bytes(32)))
         signers = members[unsigned:]
-        self.chain.now = max(self.chain.now, view.opens_at(stage, len(counted), signers))
-        entries = signatures_of(view, seal, counted, signers, self.keys)
+        founder = self.accounts[0] if view.vacuum(stage, self.chain.now) else None
+        opens_at = view.opens_at(stage, members if working else [], self.chain.now, founder is not None)
+        self.chain.now = max(self.chain.now, opens_at)
+        entries = signatures_of(view, seal, counted, signers, self.keys, founder)
         return self.write(self.accounts[0], "seal", seal_argument(seal, entries))
 
 
@@ -133,12 +142,33 @@ def conviction(chain: DirectChain, members: int) -> dict[str, int]:
     """Of one of them by as many of the others as it takes."""
     run = _Run(chain, 1, members)
     run.fill()
-    run.seal()
+    while run.view.vacuum(0, chain.now):
+        run.seal()
     view, account = run.view, run.view.member_at(members - 1, 0) or ""
-    needed = view.convictions_needed(0, account)
-    verdicts = verdicts_of(view, 0, 0, account, view.jury(0, account)[:needed], run.keys)
-    about, entries = verdicts[0].verdict.contribution, conviction_entries(verdicts)
+    jury = view.jury(0, account)
+    needed = next(n for n in range(len(jury) + 1) if view.may_convict(0, account, jury[:n]))
+    verdicts = verdicts_of(view, 0, 0, account, jury[:needed], run.keys)
+    about, entries = verdicts[0].verdict.contribution, conviction_entries(verdicts, view.domain)
     return {f"convict, {needed} verdicts": run.write(run.accounts[0], "convict", *about, entries)}
+
+
+def campaigns(chain: DirectChain) -> dict[str, int]:
+    """The first of a run, and one more of the same; what is settled and claimed is measured in forge."""
+    found = {}
+    keys = list(chain._nonces)
+    for stages in (1, 4, 64):
+        run = _Run(chain, stages, 1)
+        terms = astuple(CampaignTerms(run.run, ETH, 1, 6, 20, 86_400, 10**14))
+        shares = [10_000 // stages + (stage < 10_000 % stages) for stage in range(stages)]
+        what = f"campaign create, {stages} stage{'s' if stages > 1 else ''}"
+        found[what] = chain.fund(keys[0], "create", terms, shares, 10**18, value=10**18)
+    number = len(found) - 1
+    found["campaign fund, first"] = chain.fund(keys[1], "fund", number, 10**18, value=10**18)
+    found["campaign fund, again"] = chain.fund(keys[1], "fund", number, 10**18, value=10**18)
+    chain.now += 86_402
+    found["campaign settle, a dead run"] = chain.fund(keys[1], "settle", number, 0, value=0)
+    found["campaign refund"] = chain.fund(keys[1], "refund", number, account_of(keys[1]), value=0)
+    return found
 
 
 def deal(chain: DirectChain, stages: int, replicas: int) -> int:

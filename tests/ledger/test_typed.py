@@ -11,7 +11,7 @@ from eth_hash.auto import keccak
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlx.ledger.abi import checksum, static_fields
+from dlx.ledger.abi import ascending, checksum, static_fields
 from dlx.ledger.keys import SignatureError, account_of, peer_id, peer_id_from_base58, peer_id_to_base58, recover, sign
 from dlx.ledger.typed import (
     FALSE,
@@ -28,6 +28,7 @@ from dlx.ledger.typed import (
     Report,
     Seal,
     SignedContribution,
+    Signs,
     TypedError,
     Verdict,
     conviction_entries,
@@ -66,7 +67,6 @@ RECORDS = st.lists(
         Record,
         st.integers(0, 63),
         _VALUES["bytes32"],
-        _VALUES["bytes32"],
         _VALUES["uint32"],
         _VALUES["uint32"],
         _VALUES["uint8"],
@@ -87,7 +87,7 @@ def example(**changes) -> Contribution:
 
 
 def example_record(replica: int = 4) -> Record:
-    return Record(replica, b"\5" * 32, b"\6" * 32, 0x07070707, 0x08080808, 9, 0x0A0A)
+    return Record(replica, b"\6" * 32, 0x07070707, 0x08080808, 9, 0x0A0A)
 
 
 def example_seal(**changes) -> Seal:
@@ -102,7 +102,7 @@ def example_verdict(**changes) -> Verdict:
 
 
 def typed_data(
-    primary: str, members: str, message: dict, name: str = "dlx-node TrainingLedger", version: str = "2"
+    primary: str, members: str, message: dict, name: str = "dlx-node TrainingLedger", version: str = "3"
 ) -> bytes:
     """The digest that eth_account makes of the same message."""
     fields = [{"type": m.split()[0], "name": m.split()[1]} for m in members.split(",")]
@@ -120,7 +120,7 @@ def typed_data(
 
 
 CONTRIBUTION_MEMBERS = (
-    "bytes32 run,uint32 round,uint16 stage,uint16 replica,bytes32 payload,bytes32 statement,uint32 loss,"
+    "bytes32 run,uint32 round,uint16 stage,uint16 replica,bytes32 statement,uint32 loss,"
     "uint32 innerSteps,uint8 exchange"
 )
 SEAL_MEMBERS = (
@@ -140,11 +140,11 @@ def test_golden_bytes():
         "signature": signed.signature.hex(),
         "seal": seal.encode().hex(),
         "seal_digest": seal.digest(DOMAIN).hex(),
-        "entries": entries({account_of(KEY): (13, signed.signature)}, {4: signed.signature}).hex(),
+        "entries": entries({account_of(KEY): (13, signed.signature)}, {4: signed.signature}, bytes(65)).hex(),
         "plan_hash": Plan(1, 16, 10).hash().hex(),
         "report_digest": Report(b"\1" * 32, 2, 3, 4, (b"\4" * 32,), (b"\5" * 32, b"\6" * 32)).digest(DOMAIN).hex(),
         "verdict_digest": example_verdict().digest(DOMAIN).hex(),
-        "conviction": conviction_entries([example_verdict().sign(DOMAIN, KEY)]).hex(),
+        "conviction": conviction_entries([example_verdict().sign(DOMAIN, KEY)], DOMAIN).hex(),
         "registration_digest": registration_digest(31337, LEDGER, account_of(KEY), 7).hex(),
     } == GOLDEN
 
@@ -167,7 +167,7 @@ def test_a_verdict_is_signed_as_any_wallet_would(verdict):
 
 def test_a_conviction_takes_false_and_withheld_verdicts_on_one_contribution():
     signed = [example_verdict(finding=finding).sign(DOMAIN, KEY) for finding in (FALSE, WITHHELD)]
-    data = conviction_entries(signed)
+    data = conviction_entries(signed, DOMAIN)
     assert len(data) == 2 * 98
     assert [(e.finding, e.report, e.signature) for e in split_conviction(data)] == [
         (one.verdict.finding, one.verdict.report, one.signature) for one in signed
@@ -175,9 +175,9 @@ def test_a_conviction_takes_false_and_withheld_verdicts_on_one_contribution():
     others = [example_verdict(round=4), example_verdict(statement=b"\6" * 32), example_verdict(finding=HONEST)]
     for other in (*others, example_verdict(finding=4)):
         with pytest.raises(TypedError):
-            conviction_entries([*signed, other.sign(DOMAIN, KEY)])
+            conviction_entries([*signed, other.sign(DOMAIN, KEY)], DOMAIN)
     with pytest.raises(TypedError):
-        conviction_entries([])
+        conviction_entries([], DOMAIN)
     with pytest.raises(TypedError):
         split_conviction(data[:-1])
 
@@ -190,7 +190,6 @@ def test_what_an_account_signs_is_what_a_seal_will_say(contribution):
         "round": contribution.round,
         "stage": contribution.stage,
         "replica": contribution.replica,
-        "payload": contribution.payload,
         "statement": contribution.hash(),
         "loss": contribution.loss,
         "innerSteps": contribution.inner_steps,
@@ -207,7 +206,7 @@ def test_what_an_account_signs_is_what_a_seal_will_say(contribution):
 @given(SEALS)
 def test_seal_round_trip_and_digest(seal):
     data = seal.encode()
-    assert len(data) == 209 + 76 * seal.count and Seal.decode(data) == seal
+    assert len(data) == 209 + 44 * seal.count and Seal.decode(data) == seal
     outcome = seal.outcome
     message = {
         "run": seal.run,
@@ -270,7 +269,7 @@ def test_a_flipped_bit_is_refused_or_another_contribution(position, bit):
 
 
 @settings(max_examples=300)
-@given(st.integers(0, 209 + 2 * 76 - 1), st.integers(0, 7))
+@given(st.integers(0, 209 + 2 * 44 - 1), st.integers(0, 7))
 def test_a_flipped_bit_is_refused_or_another_seal(position, bit):
     data = bytearray(example_seal().encode())
     data[position] ^= 1 << bit
@@ -292,7 +291,7 @@ def test_contribution_decoder_refuses(data):
 
 def test_seal_decoder_refuses_other_lengths_and_orders():
     data = example_seal().encode()
-    head, first, second = data[:209], data[209 : 209 + 76], data[209 + 76 :]
+    head, first, second = data[:209], data[209 : 209 + 44], data[209 + 44 :]
     for bad in (b"", data[:208], data[:-1], data + b"\0", head + second + first, head + first + first):
         with pytest.raises(TypedError):
             Seal.decode(bad)
@@ -310,7 +309,7 @@ def test_seal_decoder_refuses_other_lengths_and_orders():
         {"records": (example_record(5), example_record(5))},
         {"records": (example_record(64),)},
         {"records": (dataclasses.replace(example_record(), multiplier=2**16),)},
-        {"records": (dataclasses.replace(example_record(), payload=b"\1"),)},
+        {"records": (dataclasses.replace(example_record(), statement=b"\1"),)},
         {"outcome": dataclasses.replace(example_seal().outcome, weights=b"")},
         {"outcome": dataclasses.replace(example_seal().outcome, plan=Plan(256, 0, 1))},
     ],
@@ -374,39 +373,50 @@ def test_malleable_and_malformed_signatures_are_refused():
             recover(digest, bad)
 
 
-def test_records_are_ascending_and_have_76_bytes():
+def test_the_makers_of_a_conviction_s_verdicts_ascend():
+    keys = [bytes([i]) * 32 for i in range(1, 9)]
+    signed = [example_verdict(report=key).sign(DOMAIN, key) for key in keys]
+    found = split_conviction(conviction_entries(signed, DOMAIN))
+    assert [account_of(entry.report) for entry in found] == list(ascending([account_of(key) for key in keys]))
+    with pytest.raises(SignatureError):
+        conviction_entries([dataclasses.replace(signed[0], signature=bytes(65))], DOMAIN)
+
+
+def test_records_are_ascending_and_have_44_bytes():
     records = tuple(example_record(replica) for replica in (0, 1, 13, 63))
     data = encode_records(records)
-    assert len(data) == 4 * RECORD_SIZE == 4 * 76 and decode_records(data) == records
-    for wrong in (data[:-1], data[76:] + data[:76], data + data[-76:]):
+    assert len(data) == 4 * RECORD_SIZE == 4 * 44 and decode_records(data) == records
+    for wrong in (data[:-1], data[44:] + data[:44], data + data[-44:]):
         with pytest.raises(TypedError):
             decode_records(wrong)
 
 
-def test_entries_say_whose_signatures_they_are():
-    accounts = [account_of(bytes([i]) * 32) for i in range(1, 5)]
-    by_seal = {accounts[0]: (7, b"\1" * 65), accounts[1]: (2, b"\2" * 65), accounts[2]: (5, b"\3" * 65)}
-    data = entries(by_seal, {5: b"\4" * 65, 0: b"\5" * 65})
-    assert len(data) == 5 * 66
+def test_entries_say_whose_signatures_they_are_and_accounts_ascend():
+    accounts = ascending([account_of(bytes([i]) * 32) for i in range(1, 5)])
+    by_seal = {accounts[2]: (5, b"\3" * 65), accounts[0]: (7, b"\1" * 65), accounts[1]: (2, b"\2" * 65)}
+    data = entries(by_seal, {5: b"\4" * 65, 0: b"\5" * 65}, b"\6" * 65)
+    assert len(data) == 6 * 66
     assert split_entries(data) == (
-        Entry(0, True, b"\5" * 65),
-        Entry(2, False, b"\2" * 65),
-        Entry(5, True, b"\4" * 65),
-        Entry(5, False, b"\3" * 65),
-        Entry(7, False, b"\1" * 65),
+        Entry(Signs.SEAL, 7, b"\1" * 65),
+        Entry(Signs.SEAL, 2, b"\2" * 65),
+        Entry(Signs.SEAL, 5, b"\3" * 65),
+        Entry(Signs.RECORD, 0, b"\5" * 65),
+        Entry(Signs.RECORD, 5, b"\4" * 65),
+        Entry(Signs.FOUNDER, 0, b"\6" * 65),
     )
     for bad in (data[:-1], data + b"\0"):
         with pytest.raises(TypedError):
             split_entries(bad)
-    for bad in ({accounts[0]: (128, bytes(65))}, {accounts[0]: (0, bytes(64))}):
+    for bad in ({accounts[0]: (64, bytes(65))}, {accounts[0]: (0, bytes(64))}):
         with pytest.raises(TypedError):
             entries(bad, {})
 
 
 @given(st.lists(st.binary(min_size=66, max_size=66), max_size=5))
-def test_entries_have_one_encoding(parts):
-    found = split_entries(b"".join(parts))
-    assert [bytes([e.replica + 128 * e.of_record]) + e.signature for e in found] == parts
+def test_entries_are_read_as_the_contract_reads_them(parts):
+    for entry, part in zip(split_entries(b"".join(parts)), parts, strict=True):
+        first = entry.signs.value + entry.replica
+        assert entry.signature == part[1:] and first == min(part[0], Signs.FOUNDER.value)
 
 
 def test_peer_id_is_libp2ps():

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import os
+import re
+import shlex
 import sys
 from dataclasses import dataclass
 from unittest import mock
@@ -10,6 +12,7 @@ from unittest import mock
 import pytest
 
 from dlx.node.cli.app import main
+from dlx.node.home.program import program
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,17 @@ def dlx(*arguments: object, code: int = 0, **environ: str) -> Done:
         pytest.raises(SystemExit) as ended,
     ):
         main([str(argument) for argument in arguments])
-    assert ended.value.code == code, err.getvalue()
+    assert ended.value.code == code, out.getvalue() + err.getvalue()
     if code in (1, 3) and (err.getvalue() or not out.getvalue()):
         assert err.getvalue().splitlines()[-1].startswith("dlx-node: ")
     return Done(out.getvalue(), err.getvalue())
+
+
+def pasted(said: str, **filled: object) -> list[str]:
+    """The only line for a shell in what was said, as the shell gives it to `dlx-node`. `filled`: what a person writes
+    for a word in capitals."""
+    (found,) = re.findall(f"(?:`|mend: |(?:first|next) +){re.escape(program())} ([^`\n]+)", said)
+    return [str(filled.get(word, word)) for word in shlex.split(found)]
 
 
 class Terminal(io.StringIO):

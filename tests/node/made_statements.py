@@ -29,5 +29,5 @@ def seal(
     round: int = 4, stage: int = 0, next: int = 50, run: bytes = RUN, multipliers: tuple[int, ...] = (UNIT,)
 ) -> Seal:
     outcome = Outcome(digest(next), digest(51), digest(52), digest(53), 10, Plan(4, 0, 10))
-    records = tuple(Record(r, digest(42 + r), digest(60 + r), 1, 10, 0, by) for r, by in enumerate(multipliers))
+    records = tuple(Record(r, digest(60 + r), 1, 10, 0, by) for r, by in enumerate(multipliers))
     return Seal(run, stage, round, digest(40), outcome, records)

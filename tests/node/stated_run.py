@@ -41,7 +41,8 @@ class StatedRun:
         values = dict(
             manifest=b"\3" * 32, rounds=rounds, stages=stages, min_replicas=2, max_replicas=replicas,
             quorum_numerator=2, quorum_denominator=3, min_round_time=1, round_timeout=2, eviction_time=2,
-            max_inner_steps=STEPS, start_time=0, tokens_per_step=TOKENS // STEPS,
+            max_inner_steps=STEPS, start_time=0, tokens_per_step=TOKENS // STEPS, horizon=8,
+            invited=False, bond=0, outer=bytes(32),
         )  # fmt: skip
         self._genesis = tuple(bytes([stage + 1]) * 32 for stage in range(stages))
         self._config = RunConfig(**{**values, **terms})
@@ -50,7 +51,7 @@ class StatedRun:
     def create(self, run: bytes, **terms: Any) -> None:
         """A run like this one but for its terms."""
         config = replace(self._config, **terms)
-        self.tell(lambda at: RunCreated(run, account(0, 0), config, "a-run", self._genesis, at))
+        self.tell(lambda at: RunCreated(run, account(0, 0), config, "a-run", self._genesis, (account(0, 0),), at))
 
     def tell(self, event: Callable[[EventPosition], RunEvent]) -> EventPosition:
         """An event in a block of its own."""
@@ -73,7 +74,7 @@ class StatedRun:
         for stage in range(self.stages) if stages is None else stages:
             self.block += 500  # late enough for any count
             records = tuple(
-                Record(replica, _name(stage, round, replica, 1), _name(stage, round, replica, 2), loss, steps, 0, 32768)
+                Record(replica, _name(stage, round, replica, 2), loss, steps, 0, 32768)
                 for replica, steps in counted.items()
             )
             name, plan = _name(stage, round, 0, 3), Plan(4, 0, STEPS)
@@ -107,7 +108,7 @@ class StatedRun:
 
         def write(db: sqlite3.Connection) -> None:
             db.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?)", blocks)
-            db.executemany(f"INSERT INTO seals VALUES ({', '.join('?' * 21)})", seals)
+            db.executemany(f"INSERT INTO seals VALUES ({', '.join('?' * 22)})", seals)
             db.executemany("INSERT INTO logs VALUES (?, ?, ?, ?, ?, ?)", last)
             place = (blocks[-1][0], self.stages)
             db.execute("INSERT INTO snapshots VALUES (?, ?, ?, ?)", (RUN, *place, msgspec.msgpack.encode(state)))

@@ -22,7 +22,7 @@ from dlx.p2p.message_sync import MessageSync, short_id
 from dlx.p2p.pipe import PipeService
 from tests.patience import PATIENCE
 
-HELLO = wire.Hello(wire.VERSIONS, wire.FEATURES, 31337, b"L" * 20, b"R" * 32, "0.1.0")
+HELLO = wire.Hello(wire.VERSIONS, wire.FEATURES, 31337, b"L" * 20, b"R" * 32, "0.1.0", b"instance")
 TOPIC = "test"
 CHOICE = "first", "second"
 PIPE = wire.PipeHello(b"R" * 32, 0, 1, b"a" * 20)

@@ -4,13 +4,25 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dlx.p2p.admission import QUIET, SAVED, SHARE, TRICKLE, Leftover, Place, owner, prefix, worst
+from dlx.p2p.admission import (
+    QUIET,
+    SAVED,
+    SHARE,
+    TRICKLE,
+    Leftover,
+    Place,
+    networks,
+    next_in_line,
+    owner,
+    prefix,
+    worst,
+)
 
 PLACES = st.lists(
     st.builds(
         Place,
         peer=st.sampled_from("abcdefgh"),
-        prefix=st.sampled_from(["1", "2", "3"]),
+        networks=st.tuples(st.sampled_from("ab"), st.sampled_from("123")),
         registered=st.booleans(),
         in_use=st.booleans(),
         turn=st.floats(-10, 10),
@@ -31,7 +43,7 @@ PLACES = st.lists(
     ],
 )
 def test_an_owner_of_many_addresses_is_one(address, network):
-    assert prefix(address) == network
+    assert prefix(address) == networks(address)[-1] == network
 
 
 @given(PLACES)
@@ -45,9 +57,11 @@ def test_who_goes_first(places):
     if any(not place.in_use for place in group):
         group = [place for place in group if not place.in_use]
     assert gone in group
-    crowds = Counter(place.prefix for place in (members if gone.registered else strangers))
-    group = [place for place in group if crowds[place.prefix] == max(crowds[other.prefix] for other in group)]
-    assert gone in group
+    crowds = Counter(network for place in (members if gone.registered else strangers) for network in place.networks)
+    for at in range(2):
+        most = max(crowds[other.networks[at]] for other in group)
+        group = [place for place in group if crowds[place.networks[at]] == most]
+        assert gone in group
     peers = Counter(place.peer for place in places)
     group = [place for place in group if peers[place.peer] == max(peers[other.peer] for other in group)]
     assert gone in group
@@ -63,15 +77,15 @@ def test_whoever_comes_in_whatever_order_members_and_sparse_strangers_get_in(arr
     """Connections, as they come: the youngest of its kind gives way."""
     held: list[Place] = []
     for time, (registered, network) in enumerate(arrivals):
-        new = Place(str(time), str(network), registered, False, -time)
+        new = Place(str(time), (str(network),), registered, False, -time)
         held.append(new)
         if len(held) > limit:
             strangers = [place for place in held if not place.registered]
-            crowds = Counter(place.prefix for place in strangers)
+            crowds = Counter(place.networks for place in strangers)
             gone = held.pop(worst(held))
             if new.registered and len(strangers) > (limit + 1) // SHARE:
                 assert not gone.registered
-            if not new.registered and crowds[new.prefix] < max(crowds.values()):
+            if not new.registered and crowds[new.networks] < max(crowds.values()):
                 assert gone is not new
         # nobody is sent away for nothing: members leave an eighth, and strangers give way to no stranger alike
         members = sum(place.registered for place in held)
@@ -81,12 +95,15 @@ def test_whoever_comes_in_whatever_order_members_and_sparse_strangers_get_in(arr
 
 @given(st.integers(1, 200), st.integers(8, 64))
 def test_peers_that_are_invented_in_one_place_keep_nobody_out(invented, limit):
-    held = [Place(f"invented{index}", "evil", False, False, -index) for index in range(min(invented, limit))]
+    held = [
+        Place(f"invented{index}", networks(f"2001:db8:{index}::1"), False, False, -index)
+        for index in range(min(invented, limit))
+    ]
     for index in range(4):  # from elsewhere
-        held.append(Place(f"honest{index}", f"home{index}", False, False, -1000 - index))
+        held.append(Place(f"honest{index}", networks(f"2003:{index:x}::1"), False, False, -1000 - index))
         if len(held) > limit:
             held.pop(worst(held))
-    assert sum(place.prefix.startswith("home") for place in held) == 4
+    assert sum(place.peer.startswith("honest") for place in held) == 4
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["begin", "end", "stranger"]), st.integers(0, 1 << 20))))
@@ -119,3 +136,27 @@ def test_strangers_get_a_share_while_members_want_all_and_all_when_they_do_not(s
 )
 def test_whoever_is_in_one_network_shares_a_budget_but_for_machines_of_one_person(address, name):
     assert owner("peer", address) == name
+
+
+def test_whose_turn_it_is():
+    waiting = [
+        Place("a", ("1",), False, False, 0.0),
+        Place("b", ("2",), False, False, 1.0),
+        Place("c", ("3",), True, False, 2.0),
+        Place("d", ("4",), True, False, 3.0),
+        Place("e", ("4",), True, False, 4.0),
+    ]
+    assert next_in_line(waiting, {}, strangers=False) == 2
+    assert next_in_line(waiting, {"3": 1.0}, strangers=False) == 3
+    assert next_in_line(waiting, {"3": 1.0, "4": 2.0}, strangers=False) == 2
+    assert next_in_line(waiting, {"1": 1.0}, strangers=True) == 1
+    assert next_in_line(waiting[:2], {"1": 1.0}, strangers=False) == 1
+    assert next_in_line(waiting[2:], {}, strangers=True) == 0
+
+
+def test_ever_new_networks_of_one_provider_have_its_turns_alone():
+    waiting = [Place(ip, networks(ip), False, False, turn) for turn, ip in enumerate(("2001:db8:9::1", "2003:1::1"))]
+    served = dict.fromkeys(networks("2001:db8:1::1"), 1.0)
+    assert next_in_line(waiting, served, strangers=False) == 1
+    served |= dict.fromkeys(networks("2003:1::1"), 2.0)
+    assert next_in_line(waiting, served, strangers=False) == 0

@@ -3,11 +3,11 @@ from contextlib import suppress
 
 import pytest
 import trio
-from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11
+from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.validators import signature_validator
 
-from dlx.p2p import gossip, wire
+from dlx.p2p import gossip, mesh, wire
 from dlx.p2p.streams import StreamBroken, write_all
 from tests.p2p.network import HELLO, TOPIC, Node, contribution, meet, network, until
 from tests.patience import PATIENCE
@@ -20,7 +20,7 @@ async def next_of(node: Node) -> gossip.Gossiped:
 
 async def raw_gossip(sender: Node, receiver: Node):
     """A stream on which the sender may say what it likes to the receiver's gossip."""
-    return await sender.host.open_stream(receiver.id, PROTOCOL_ID_V11, 5)
+    return await sender.host.open_stream(receiver.id, PROTOCOL_ID_V11, PATIENCE)
 
 
 def message(sender: Node, data: bytes, topic: str = TOPIC) -> rpc_pb2.Message:
@@ -33,7 +33,11 @@ def message(sender: Node, data: bytes, topic: str = TOPIC) -> rpc_pb2.Message:
 
 def frame(*messages: rpc_pb2.Message, topics: tuple[str, ...] = ()) -> bytes:
     taken = [rpc_pb2.RPC.SubOpts(subscribe=True, topicid=topic) for topic in topics]
-    data = rpc_pb2.RPC(publish=messages, subscriptions=taken).SerializeToString()
+    return framed(rpc_pb2.RPC(publish=messages, subscriptions=taken))
+
+
+def framed(rpc: rpc_pb2.RPC) -> bytes:
+    data = rpc.SerializeToString()
     length, prefix = len(data), bytearray()
     while length >= 0x80:
         prefix.append(length & 0x7F | 0x80)
@@ -135,13 +139,13 @@ async def test_a_message_comes_once_and_with_little_around_it(tmp_path):
 async def test_only_those_who_follow_a_topic_get_it(tmp_path):
     async with network(tmp_path, 4) as nodes:
         for node, topic in zip(nodes, ("first", "first", "second", "second"), strict=True):
-            await node.gossip.follow(topic)
+            await node.gossip.follow("slot", {topic})
         await until(
             lambda: all(len(node.gossip.neighbours(topic)) >= 1 for node in nodes for topic in ("first", "second"))
         )
         await nodes[0].gossip.publish("first", data := contribution())
         assert (await next_of(nodes[1])).data == data
-        await nodes[3].gossip.follow("first")
+        await nodes[3].gossip.follow("slot", {"first"})
         await until(lambda: nodes[3].id in nodes[0].gossip.neighbours("first"))
         await until(lambda: nodes[3].id not in nodes[2].gossip.neighbours("second"))
         await nodes[0].gossip.publish("first", data := contribution())
@@ -297,6 +301,34 @@ async def test_control_messages_full_of_nonsense_harm_nobody(tmp_path):
         await write_all(stream, bytes([len(data) & 0x7F | 0x80, len(data) >> 7]) + data)
         await hostile.gossip.publish(TOPIC, good := contribution())
         assert (await next_of(node)).data == good
+
+
+@pytest.mark.parametrize("kind", ["ihave", "iwant", "many ihave", "prune"])
+async def test_a_flood_of_control_messages_is_cut_to_the_rate_and_then_off(tmp_path, kind, monkeypatch):
+    named: list[bytes] = []
+    wanted = GossipSub.emit_iwant
+    monkeypatch.setattr(GossipSub, "emit_iwant", lambda self, ids, peer: named.extend(ids) or wanted(self, ids, peer))
+    async with network(tmp_path, 3) as (hostile, node, other):
+        stream, started = await raw_gossip(hostile, node), trio.current_time()
+        with pytest.raises(StreamBroken):
+            for _ in range(2000):
+                rpc = rpc_pb2.RPC()
+                ids = [random.randbytes(32) for _ in range(500)]
+                if kind == "ihave":
+                    rpc.control.ihave.add(topicID=TOPIC, messageIDs=ids)
+                elif kind == "iwant":
+                    rpc.control.iwant.add(messageIDs=ids)
+                for one in ids:
+                    if kind == "many ihave":
+                        rpc.control.ihave.add(topicID=str(one), messageIDs=[one])
+                    if kind == "prune":
+                        rpc.control.prune.add(topicID=str(one))
+                await write_all(stream, framed(rpc))
+        await until(lambda: node.rejected["abuse"])
+        assert node.rejected["control"] >= gossip.STRIKES
+        assert len(named) <= mesh.CONTROL_RATE * (2 + trio.current_time() - started)
+        await other.gossip.publish(TOPIC, data := contribution())
+        assert (await next_of(node)).data == data and other.id in node.host.agreed()
 
 
 async def test_a_slow_reader_loses_the_oldest(tmp_path, monkeypatch):

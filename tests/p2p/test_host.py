@@ -1,5 +1,7 @@
+import errno
 import signal
 import socket
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -16,12 +18,14 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
 
 from dlx import p2p
-from dlx.p2p.addresses import AddressError
+from dlx.p2p.addresses import AddressError, is_own, useful
+from dlx.p2p.dialback import DialBack
 from dlx.p2p.host import Host
 from dlx.p2p.layout import GuardError, check_layout
+from dlx.p2p.muxer import stream_of
 from dlx.p2p.pipe import PipeClosed
 from dlx.p2p.streams import StreamBroken, read_exact, write_all
-from tests.p2p.network import HELLO, PIPE, Node, network, other_process, until
+from tests.p2p.network import HELLO, PIPE, Node, network, other_process, running, until
 from tests.patience import PATIENCE
 
 
@@ -99,7 +103,7 @@ def stranger():
 
 
 async def test_a_stranger_without_a_hello_reaches_nothing_and_is_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr(p2p.host, "HELLO_DEADLINE", 1.0)
+    monkeypatch.setattr(p2p.hello, "HELLO_DEADLINE", 1.0)
     node = Node(1, tmp_path)
     host = stranger()
     async with node.host.run(), host.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
@@ -137,7 +141,7 @@ async def test_a_peer_that_ignores_flow_control_is_cut_off(tmp_path, monkeypatch
         node.host.serve("/test/stuck", never_reads)
         for hostile, least, most in ((stranger, 4 << 20, 10 << 20), (member, 12 << 20, 24 << 20)):
             before, node.rejected["buffer"] = node.host.bytes_received, 0
-            stream = await hostile.host.open_stream(node.id, "/test/stuck", 5)
+            stream = await hostile.host.open_stream(node.id, "/test/stuck", PATIENCE)
             stream.muxed_stream.send_window = 1 << 30
             with pytest.raises(StreamBroken):
                 await write_all(stream, bytes(64 << 20))
@@ -169,7 +173,7 @@ async def test_an_exception_in_a_handler_costs_one_stream(tmp_path):
         node.host.serve("/test/fails", fails)
         for count in range(1, 4):
             with pytest.raises(StreamBroken):  # the failure may be faster than the opening
-                await read_exact(await other.host.open_stream(node.id, "/test/fails", 5), 1)
+                await read_exact(await other.host.open_stream(node.id, "/test/fails", PATIENCE), 1)
             assert node.rejected["handler"] == count
         assert node.host.agreed() == (other.id,)
 
@@ -188,7 +192,7 @@ async def test_streams_per_connection_are_bounded(tmp_path, monkeypatch):
             opened, refused = 0, node.rejected["streams"]
             with pytest.raises(StreamBroken):
                 for _ in range(20):
-                    await peer.host.open_stream(node.id, "/test/waits", 5)
+                    await peer.host.open_stream(node.id, "/test/waits", PATIENCE)
                     opened += 1
             assert limit - 6 < opened <= limit and node.rejected["streams"] > refused
 
@@ -211,7 +215,7 @@ async def test_bytes_are_counted_below_the_encryption(tmp_path):
         sent, received = one.host.bytes_sent, two.host.bytes_received
         pipe = await one.pipes.open(two.id, PIPE)
         await pipe.send(bytes(2 << 20))
-        await (await two.pipes.incoming.receive()).receive(5)
+        await (await two.pipes.incoming.receive()).receive(PATIENCE)
         assert 2 << 20 < one.host.bytes_sent - sent < 2.2 * (1 << 20)
         assert 2 << 20 < two.host.bytes_received - received < 2.2 * (1 << 20)
 
@@ -229,7 +233,7 @@ async def test_a_disconnected_peer_comes_back(tmp_path):
         pipe = await node.pipes.open(other.id, PIPE)
         await node.host.disconnect(other.id)
         with pytest.raises(PipeClosed):
-            await pipe.receive(10)
+            await pipe.receive(PATIENCE)
         await until(lambda: node.host.agreed() == (other.id,))
         await node.pipes.open(other.id, PIPE)
 
@@ -249,7 +253,8 @@ async def test_a_peer_that_falls_silent_is_noticed_and_may_come_back(tmp_path, m
             await until(lambda: node.host.agreed())
 
 
-async def test_stopping_does_not_wait_for_a_peer_that_no_longer_reads(tmp_path):
+async def test_stopping_does_not_wait_for_a_peer_that_no_longer_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(p2p.muxer, "WINDOW_DEADLINE", 10 * PATIENCE)  # how long a writer would wait for it
     node = Node(1, tmp_path, frame_limit=64 << 20)
     with other_process(tmp_path) as peer:
         async with node.host.run(), trio.open_nursery() as nursery:
@@ -271,15 +276,43 @@ async def test_stopping_does_not_wait_for_a_peer_that_no_longer_reads(tmp_path):
                 await trio.sleep(0.3)
             started = trio.current_time()
             nursery.cancel_scope.cancel()
-        assert trio.current_time() - started < 20, "it does not wait for the peer, which never reads again"
+        assert trio.current_time() - started < PATIENCE, "it does not wait for the peer, which never reads again"
 
 
 async def test_a_port_in_use_is_an_error_and_not_shared():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        host = Host(b"k" * 32, [f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}"], [], HELLO)
-        with pytest.raises(AddressError, match="choose another with --listen"):
+        port = server.getsockname()[1]
+        host = Host(b"k" * 32, [f"/ip4/127.0.0.1/tcp/{port}"], [], HELLO)
+        with pytest.raises(AddressError, match=rf"port {port} .* in use; choose another with --listen"):
             async with host.run():
                 pass
+
+
+async def test_a_machine_without_ipv6_listens_by_ipv4_alone(monkeypatch, caplog):
+    """A process that may open no socket of a family has none, as where the kernel has no IPv6."""
+    caplog.set_level("INFO", logger="dlx.p2p")
+    with monkeypatch.context() as patch:
+        patch.setattr(p2p.addresses, "socket", SimpleNamespace(**vars(socket) | {"socket": Socket4}))
+        host = Host(b"k" * 32, ["/ip4/127.0.0.1/tcp/0", "/ip6/::/tcp/0"], [], HELLO)
+        async with host.run():
+            (address,) = host.listening()
+            assert address.startswith("/ip4/127.0.0.1/tcp/")
+        assert [one.message for one in caplog.records if "listening on" in one.message] == [
+            "not listening on /ip6/::/tcp/0: Address family not supported by protocol"
+        ]
+        with pytest.raises(AddressError, match=r"cannot listen on port 0 .*: Address family not supported"):
+            async with Host(b"k" * 32, ["/ip6/::/tcp/0"], [], HELLO).run():
+                pass
+    with pytest.raises(AddressError, match=r"cannot listen on port 0 .*: Cannot assign requested address"):
+        async with Host(b"k" * 32, ["/ip4/127.0.0.1/tcp/0", "/ip4/192.0.2.1/tcp/0"], [], HELLO).run():
+            pass
+
+
+class Socket4(socket.socket):
+    def __init__(self, family=-1, *rest, **more):
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        super().__init__(family, *rest, **more)
 
 
 async def test_a_wildcard_is_announced_as_real_addresses():
@@ -291,6 +324,22 @@ async def test_a_wildcard_is_announced_as_real_addresses():
             assert ip != "0.0.0.0" and int(port) > 0 and peer == host.peer_id
             with socket.create_connection((ip, int(port)), timeout=PATIENCE):
                 pass
+
+
+async def test_where_a_peer_is_is_known_by_ipv6_too():
+    """The library says nothing of it: then all its networks were one, no member had a privilege, and none relayed."""
+    node, other = (Host(key * 32, ["/ip6/::1/tcp/0"], [], HELLO) for key in (b"k", b"m"))
+    DialBack(node)
+    asks = DialBack(other)
+    async with node.run(), other.run():
+        other.known(node.peer_id, node.addresses)
+        await until(lambda: node.agreed() and other.agreed())
+        for one in (node, other):
+            (status,), (conn,) = one.peers(), one._network.get_connections()
+            assert status.addresses[0].startswith("/ip6/::1/tcp/")
+            assert (stream_of(conn).address, stream_of(conn).networks) == ("::1", ("::/32", "::/48"))
+        port = int(other.addresses[0].split("/")[4])
+        assert await asks.ask(node.peer_id, [port]) == ("::1", {port: True})
 
 
 async def test_announced_addresses_replace_the_real_ones():
@@ -324,3 +373,70 @@ def test_peer_ids_are_those_of_secp256k1_keys():
     assert ID.from_base58(host.peer_id).to_bytes().hex() == (
         "00250802122102" + "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798"
     )
+
+
+def test_of_many_interfaces_the_useful_addresses_come_first_and_bridges_not_at_all():
+    there = [
+        ("lo", "127.0.0.1"), ("docker0", "172.17.0.1"), ("tun0", "10.8.0.2"), ("eth0", "192.168.1.5"),
+        ("eth1", "52.20.0.1"), ("eth0", "169.254.0.3"),
+    ]  # fmt: skip
+    bridges = {"docker0", "br0"}.__contains__
+    assert useful(there, ["192.168.1.5"], bridges) == ["52.20.0.1", "192.168.1.5", "10.8.0.2"]
+    assert useful([*there[:2], ("br0", "192.168.1.5")], ["192.168.1.5"], bridges) == ["192.168.1.5"], "a bridge to eth0"
+    assert useful([*there, ("lo", "::1"), ("eth0", "fe80::5")], ["192.168.1.5", ""], bridges)[-1] == "10.8.0.2"
+    assert useful(there[:2], [], bridges) == ["172.17.0.1"], "there is nothing else"
+    assert useful([*there[:1], ("lo", "::1")], [], bridges) == ["127.0.0.1", "::1"]
+
+
+async def test_nobody_dials_itself_because_others_have_the_same_private_address(tmp_path):
+    """Two homes both register 192.168.1.2:4650."""
+    node, other = Node(1, tmp_path), Node(2, tmp_path)
+    async with running(node):
+        own = node.host.addresses[0].split("/p2p/")[0]
+        node.host.known(other.id, [own])
+        await trio.sleep(1.5)
+        assert not node.rejected and "no address" in node.host.unreached(other.id)
+        async with running(other):
+            node.host.known(other.id, [*other.host.addresses, own])
+            await until(lambda: node.host.agreed() == (other.id,))
+            assert node.host.unreached(other.id) is None
+        await until(lambda: (node.host.unreached(other.id) or "").startswith("no answer at /ip4/127.0.0.1/tcp/"))
+
+
+async def test_a_wildcards_port_on_any_of_this_machines_addresses_is_ones_own():
+    host = Host(b"k" * 32, ["/ip4/0.0.0.0/tcp/0"], [], HELLO)
+    async with host.run():
+        port = host.addresses[0].split("/")[4]
+        assert is_own(Multiaddr(f"/ip4/127.0.0.1/tcp/{port}"), host.bound)
+        assert not is_own(Multiaddr("/ip4/127.0.0.1/tcp/1"), host.bound)
+        assert not is_own(Multiaddr(f"/ip4/192.0.2.1/tcp/{port}"), host.bound)
+        assert not is_own(Multiaddr(f"/dns4/localhost/tcp/{port}"), host.bound)
+
+
+async def test_a_copy_of_a_node_at_work_is_let_in_nowhere_and_knows_why(tmp_path):
+    member, original, copy = Node(1, tmp_path), Node(2, tmp_path), Node(2, tmp_path, instance=b"another.")
+    async with member.host.run(), original.host.run(), copy.host.run():
+        original.host.known(member.id, member.host.addresses)
+        await until(lambda: member.host.agreed() == (original.id,) and original.host.agreed() == (member.id,))
+        copy.host.known(member.id, member.host.addresses)
+        await until(lambda: copy.rejected["hello_taken"] and member.rejected["hello_taken"])
+        assert not copy.host.agreed()
+        await until(lambda: len(member.host.libp2p.get_network().get_connections(ID.from_base58(copy.id))) == 1)
+        assert member.host.agreed() == (original.id,) and original.host.agreed() == (member.id,)
+        assert not original.rejected["hello_taken"]
+
+
+async def test_who_takes_the_place_of_a_node_that_has_ended_or_is_silent_is_let_in(tmp_path, monkeypatch):
+    monkeypatch.setattr("dlx.p2p.hello.TAKEN", 0.2)
+    member, next_one = Node(1, tmp_path), Node(2, tmp_path, instance=b"another.")
+    async with member.host.run(), next_one.host.run():
+        async with Node(2, tmp_path, member.host.addresses).host.run():
+            await until(lambda: member.host.agreed() == (next_one.id,))
+            next_one.host.known(member.id, member.host.addresses)
+            await until(lambda: next_one.rejected["hello_taken"])
+        await until(lambda: next_one.host.agreed() == (member.id,))
+        monkeypatch.setattr("dlx.p2p.hello.HEARD", 0.0)  # nothing of it has come lately
+        third = Node(2, tmp_path, member.host.addresses, instance=b"the-3rd.")
+        async with third.host.run():
+            await until(lambda: third.host.agreed() == (member.id,) and member.host.agreed() == (third.id,))
+            assert not third.rejected["hello_taken"]

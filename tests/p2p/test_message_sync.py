@@ -7,6 +7,7 @@ from dlx.p2p import message_sync, wire
 from dlx.p2p.message_sync import MESSAGES, short_id
 from dlx.p2p.streams import StreamBroken, read_short, write_short
 from tests.p2p.network import contribution, network, until
+from tests.patience import PATIENCE
 
 
 async def test_whoever_asks_gets_what_it_lacks_and_nothing_else(tmp_path):
@@ -41,7 +42,7 @@ async def test_whom_the_ledger_does_not_name_gets_nothing(tmp_path):
 
 
 async def test_whoever_asks_without_end_waits(tmp_path, monkeypatch):
-    monkeypatch.setattr(message_sync, "RATE", 0.5)
+    monkeypatch.setattr(message_sync, "RATE", 0.2)  # two, and then one in 5 s
     async with network(tmp_path, 2) as (member, asker):
         with pytest.raises(StreamBroken):
             for _ in range(10):
@@ -64,7 +65,7 @@ async def test_a_reply_that_is_none_is_an_error_of_the_peer(tmp_path):
 
 async def test_a_request_that_is_none_is_counted(tmp_path):
     async with network(tmp_path, 2) as (member, hostile):
-        stream = await hostile.host.open_stream(member.id, MESSAGES, 5)
+        stream = await hostile.host.open_stream(member.id, MESSAGES, PATIENCE)
         await write_short(stream, b"\xc1")
         await until(lambda: member.rejected["records_malformed"])
 

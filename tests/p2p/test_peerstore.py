@@ -54,6 +54,15 @@ def test_the_file_is_bounded_and_forgets_strangers_and_the_oldest_first(tmp_path
     assert PeerStore(tmp_path / "peers.json").peers()[0] == (peers[0], [Multiaddr("/ip4/192.0.2.2/tcp/1")])
 
 
+def test_an_endless_address_does_not_cost_the_file(tmp_path):
+    """A relay's id makes one longer still; the file would be refused at the next start, whole."""
+    store, name = PeerStore(tmp_path / "peers.json"), ".".join(["a" * 60] * 4)
+    endless = Multiaddr(f"/dns4/{name}/tcp/4650/p2p/{identity(9)}/p2p-circuit")
+    store.agreed(identity(1), [endless, Multiaddr(ADDRESS)], named=True, when=1.0)
+    store.save()
+    assert PeerStore(tmp_path / "peers.json").peers() == [(identity(1), [Multiaddr(ADDRESS)])]
+
+
 def entry(**changed) -> dict:
     return {"peer_id": str(identity(1)), "addresses": [ADDRESS], "agreed": 1.0, "named": True, **changed}
 

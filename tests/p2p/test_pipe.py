@@ -34,8 +34,8 @@ async def test_frames_arrive_whole_and_in_order_both_ways(tmp_path):
             nursery.start_soon(send, here)
             nursery.start_soon(send, there)
             for frame in frames:
-                assert await here.receive(10) == frame
-                assert await there.receive(10) == frame
+                assert await here.receive(PATIENCE) == frame
+                assert await there.receive(PATIENCE) == frame
 
 
 async def test_several_senders_do_not_mix_their_frames(tmp_path):
@@ -45,7 +45,7 @@ async def test_several_senders_do_not_mix_their_frames(tmp_path):
             for letter in b"abcdef":
                 nursery.start_soon(here.send, bytes([letter]) * 300_000)
             for _ in range(6):
-                assert len(set(await there.receive(10))) == 1
+                assert len(set(await there.receive(PATIENCE))) == 1
 
 
 async def test_a_frame_in_two_parts_comes_as_one(tmp_path):
@@ -54,19 +54,19 @@ async def test_a_frame_in_two_parts_comes_as_one(tmp_path):
         for head, rest in ((0, 0), (1, 0), (0, 1), (3, PIECE), (PIECE - 4, 5), (PIECE, 2 * PIECE), (50, PIECE - 54)):
             frame = os.urandom(head + rest)
             await here.send(frame[:head], memoryview(frame)[head:])
-            assert await there.receive(10) == frame
+            assert await there.receive(PATIENCE) == frame
 
 
 async def test_what_was_sent_arrives_although_nobody_read_and_the_sender_closed(tmp_path):
     async with network(tmp_path, 2, frame_limit=8 << 20) as (one, two):
         here, there = await pair(one, two)
         for index in range(10):
-            await here.send(bytes([index]) * (1 << 20), deadline_s=20)
+            await here.send(bytes([index]) * (1 << 20), deadline_s=PATIENCE)
         await here.aclose()
         for index in range(10):
-            assert await there.receive(10) == bytes([index]) * (1 << 20)
+            assert await there.receive(PATIENCE) == bytes([index]) * (1 << 20)
         with pytest.raises(PipeClosed):
-            await there.receive(10)
+            await there.receive(PATIENCE)
         with pytest.raises(PipeClosed, match="closed here"):
             await here.send(b"")
 
@@ -85,9 +85,9 @@ async def test_a_frame_over_the_limit_ends_the_pipe_and_nothing_else(tmp_path):
             await here.send(bytes(1001))
         await write_all(here._stream, (1 << 31).to_bytes(4, "big"))
         with pytest.raises(PipeClosed, match="frame of 2147483648 bytes, at most 1000"):
-            await there.receive(10)
+            await there.receive(PATIENCE)
         with pytest.raises(PipeClosed):
-            await here.receive(10)
+            await here.receive(PATIENCE)
         await pair(one, two)
 
 
@@ -98,7 +98,7 @@ async def test_a_neighbour_that_sends_more_than_anybody_reads_is_cut_off(tmp_pat
             for _ in range(50):
                 await here.send(bytes(1 << 20), deadline_s=10)
         for _ in range(2):
-            assert len(await there.receive(10)) == 1 << 20  # what came before is not lost
+            assert len(await there.receive(PATIENCE)) == 1 << 20  # what came before is not lost
 
 
 async def test_a_deadline_ends_the_wait_for_a_frame(tmp_path):
@@ -107,7 +107,7 @@ async def test_a_deadline_ends_the_wait_for_a_frame(tmp_path):
         with pytest.raises(PipeClosed, match="no frame within"):
             await here.receive(0.05)
         with pytest.raises(PipeClosed):
-            await there.receive(10)
+            await there.receive(PATIENCE)
 
 
 async def test_a_cancelled_send_spoils_the_pipe_but_not_the_connection(tmp_path):
@@ -120,13 +120,13 @@ async def test_a_cancelled_send_spoils_the_pipe_but_not_the_connection(tmp_path)
             await here.send(b"more")
         again, there = await pair(one, two)
         await again.send(b"fine")
-        assert await there.receive(10) == b"fine"
+        assert await there.receive(PATIENCE) == b"fine"
         assert one.host.agreed() and two.host.agreed()
 
 
 async def test_nonsense_instead_of_a_hello_is_counted(tmp_path):
     async with network(tmp_path, 2) as (one, two):
-        stream = await one.host.open_stream(two.id, "/dlx/pipe/2", 5)
+        stream = await one.host.open_stream(two.id, "/dlx/pipe/2", PATIENCE)
         await write_short(stream, wire.encode(wire.BlobReply(1, None, 1)))
         await until(lambda: two.rejected["pipe_schema"])
 
@@ -147,10 +147,10 @@ async def test_a_dead_neighbour_ends_the_pipe(tmp_path):
             pipe = await node.pipes.open(peer.id, PIPE)
             for _ in range(20):
                 await pipe.send(frame := os.urandom(1 << 17))
-                assert await pipe.receive(10) == frame
+                assert await pipe.receive(PATIENCE) == frame
             peer.process.send_signal(signal.SIGKILL)
             with pytest.raises(PipeClosed):
-                await pipe.receive(10)
+                await pipe.receive(PATIENCE)
 
 
 async def test_a_neighbour_that_sends_empty_frames_without_end_is_cut_off(tmp_path):
@@ -163,5 +163,5 @@ async def test_a_neighbour_that_sends_empty_frames_without_end_is_cut_off(tmp_pa
         came = 0
         with pytest.raises(PipeClosed, match="frames came that nobody read"):
             while True:
-                came += len(await there.receive(10)) == 0
+                came += len(await there.receive(PATIENCE)) == 0
         assert came < 100

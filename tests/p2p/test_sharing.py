@@ -12,11 +12,12 @@ import trio
 
 from dlx.ground.blobs import CHUNK, Kind
 from dlx.ground.merkle import leaf_hashes, root_of
-from dlx.p2p import exchange, sharing, transfer, transport, wire
+from dlx.p2p import discovery, exchange, hello, sharing, transfer, transport, wire
 from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTimeout, Tree
 from dlx.p2p.sharing import Sharing, Source, bitmap, pieces_of, shares_of
 from dlx.p2p.streams import StreamBroken, read_short, write_all, write_short
 from tests.p2p.network import Node, meet, network, until
+from tests.patience import PATIENCE
 
 GIB = 1 << 30
 
@@ -124,6 +125,18 @@ def limit(monkeypatch):
     return lambda node, rate: rates.update({id(node.host._meter): rate})
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """Waiting for who says nothing would take longer than any machine needs for the rest."""
+    waits = {
+        "ASK_DEADLINE": (exchange, transfer), "SILENCE": (sharing, transfer), "DIAL_DEADLINE": (discovery,),
+        "HELLO_DEADLINE": (hello,),
+    }  # fmt: skip
+    for name, modules in waits.items():
+        for module in modules:
+            monkeypatch.setattr(module, name, 2 * PATIENCE)
+
+
 async def test_a_blob_leaves_its_maker_about_once_however_many_fetch_it(tmp_path, limit):
     data = os.urandom(600_000)
     tree = tree_of(data)
@@ -149,13 +162,29 @@ async def test_a_blob_leaves_its_maker_about_once_however_many_fetch_it(tmp_path
         assert not any(node.rejected for node in nodes)
 
 
+async def test_what_anybody_may_have_is_passed_on_by_the_members_who_fetch_it(tmp_path, limit):
+    """The creator is a member like them: its share of the pieces is all that it sends to each."""
+    data = os.urandom(400_000)
+    async with network(tmp_path, 5) as nodes:
+        creator, *others = nodes
+        name = creator.store.put(data)
+        for node in nodes:
+            limit(node, 400_000)
+        async with trio.open_nursery() as nursery:
+            for node in others:
+                nursery.start_soon(node.blobs.fetch, name, GIB, None, 60, Kind.SHARD, tree_of(data))
+        sent = [node.host.traffic()["blobs"][0] / len(data) for node in nodes]
+        assert all(node.store.sound(name) for node in others)
+        assert sent[0] < 3 and sum(sent) > 3.9, sent
+
+
 async def test_one_copy_crosses_a_slow_link_however_slow(tmp_path, limit, monkeypatch):
     monkeypatch.setattr(sharing, "SILENCE", 1.0)
     async with network(tmp_path, 2) as (one, two):
         name = two.store.put(data := os.urandom(120_000), Kind.PAYLOAD)
-        limit(two, 20_000)
+        limit(two, 15_000)
         before = one.host.bytes_received
-        await one.blobs.fetch(name, GIB, None, 3, Kind.PAYLOAD)  # progress, not time, counts
+        await one.blobs.fetch(name, GIB, None, 4, Kind.PAYLOAD)  # progress, not time, counts
         assert one.host.bytes_received - before < 1.15 * len(data)
 
 
@@ -186,6 +215,7 @@ async def test_a_download_goes_on_after_a_restart_where_it_stopped(tmp_path, lim
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["with its root", "by name"])
+@pytest.mark.usefixtures("patient")
 async def test_a_blob_of_a_maker_that_cannot_be_reached_comes_at_once_of_who_has_it(tmp_path, known):
     """As behind a home router: a member that was connected to it has the blob."""
     maker = Node(9, tmp_path)  # takes connections, and says nothing
@@ -195,14 +225,14 @@ async def test_a_blob_of_a_maker_that_cannot_be_reached_comes_at_once_of_who_has
         one.host.meet({maker.id: [f"/ip4/127.0.0.1/tcp/{port}"], two.id: [], three.id: []})
         data = os.urandom(10_000)
         name, tree = two.store.put(data, Kind.PAYLOAD), tree_of(data) if known else None
-        began = trio.current_time()
-        await one.blobs.fetch(name, GIB, [maker.id], 10, Kind.PAYLOAD, tree, [one.id, two.id, three.id])
-        assert trio.current_time() - began < 5, "and not after its patience with the maker"
+        with trio.fail_after(PATIENCE):  # and not after its patience with the maker
+            await one.blobs.fetch(name, GIB, [maker.id], 2 * PATIENCE, Kind.PAYLOAD, tree, [one.id, two.id, three.id])
         assert one.store.sound(name)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["with its root", "by name"])
 @pytest.mark.parametrize("reachable", [True, False])
+@pytest.mark.usefixtures("patient")
 async def test_who_is_named_and_who_has_it_are_asked_among_many_that_have_nothing(tmp_path, known, reachable):
     """More are connected than are asked at a time; the maker is not, and alone has it, or takes connections and says
     nothing while one of them has it."""
@@ -219,8 +249,8 @@ async def test_who_is_named_and_who_has_it_are_asked_among_many_that_have_nothin
         one.host.meet({maker.id: [address], **{node.id: [] for node in others}})
         assert maker.id not in one.host.agreed()
         name = member.store.put(data, Kind.PAYLOAD)
-        with trio.fail_after(5):
-            await one.blobs.fetch(name, GIB, [maker.id], 10, Kind.PAYLOAD, tree_of(data) if known else None)
+        with trio.fail_after(PATIENCE):
+            await one.blobs.fetch(name, GIB, [maker.id], 2 * PATIENCE, Kind.PAYLOAD, tree_of(data) if known else None)
         assert one.store.sound(name)
 
 
@@ -367,19 +397,20 @@ class HalfDead(Hostile):
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["with its root", "by name"])
+@pytest.mark.usefixtures("patient")
 async def test_a_connected_maker_that_says_nothing_costs_a_second_or_two(tmp_path, known):
     """Else it takes its patience of each round from everybody, for a payload too small to be shared."""
     data = os.urandom(10_000)
     async with with_hostile(tmp_path, HalfDead, data) as (one, member, _, maker):
         name = member.store.put(data, Kind.PAYLOAD)
-        with trio.fail_after(4):
-            await one.blobs.fetch(name, GIB, [maker.id], 10, Kind.PAYLOAD, tree_of(data) if known else None)
+        with trio.fail_after(PATIENCE):
+            await one.blobs.fetch(name, GIB, [maker.id], 2 * PATIENCE, Kind.PAYLOAD, tree_of(data) if known else None)
         assert one.store.sound(name)
 
 
 async def test_members_that_are_all_slow_are_asked_fewer_and_fewer(tmp_path, monkeypatch):
     """On a busy machine nobody answers in time: were all asked by all, nothing would come any more."""
-    monkeypatch.setattr(transfer, "HESITATION", 0.2)
+    monkeypatch.setattr(transfer, "HESITATION", 1.0)
     for module in (exchange, transfer):
         monkeypatch.setattr(module, "SHARERS", 2)
     asked = set()
@@ -391,8 +422,8 @@ async def test_members_that_are_all_slow_are_asked_fewer_and_fewer(tmp_path, mon
 
     data = os.urandom(10_000)
     async with asking(tmp_path, data, *[Busy] * 8) as (one, members):
-        with pytest.raises(BlobTimeout):  # after 0.2 and 0.6 s others are asked, not again after 0.4
-            await one.blobs.fetch(hashlib.sha256(data).digest(), GIB, [members[0].id], 1.0, Kind.PAYLOAD, tree_of(data))
+        with pytest.raises(BlobTimeout):  # after 1 and 3 s others are asked, not again after 2
+            await one.blobs.fetch(hashlib.sha256(data).digest(), GIB, [members[0].id], 5.0, Kind.PAYLOAD, tree_of(data))
     assert members[0].id in asked and 1 < len(asked) <= 1 + 2 * 2
 
 
@@ -446,10 +477,10 @@ async def asking(tmp_path, data: bytes, *kinds: type[Hostile], strangers: int = 
 @pytest.mark.parametrize("kind", [SizeLiar, FirstDripper])
 async def test_who_answers_first_and_drips_does_not_hold_up_a_fetch_by_name(tmp_path, kind):
     """Anybody may be asked for data: a stranger could hold up every round of a run whose members read a new shard."""
-    data = os.urandom(300_000)
+    data = os.urandom(600_000)
     async with asking(tmp_path, data, kind, Late) as (one, _):
-        with trio.fail_after(45):  # at their rate it would take 150
-            await one.blobs.fetch(hashlib.sha256(data).digest(), GIB, None, 60)
+        with trio.fail_after(PATIENCE):  # at their rate it would take 300
+            await one.blobs.fetch(hashlib.sha256(data).digest(), GIB, None, 2 * PATIENCE)
 
 
 @pytest.mark.slow
@@ -506,6 +537,24 @@ async def test_a_name_and_a_root_of_two_files_speak_against_who_stated_them(tmp_
         assert not one.bad and not one.store.has(b"n" * 32)
 
 
+async def test_who_has_the_file_of_the_name_is_not_to_blame_for_a_root_of_another(tmp_path):
+    """One member states another's file with a root of its own, and serves that: it may not have the others ban whoever
+    has the file. Nor may a creator, of a small file whose root nobody has to be asked for."""
+    data, forged, small = os.urandom(50_000), os.urandom(50_000), os.urandom(1000)
+    async with with_hostile(tmp_path, Hostile, forged) as (one, maker, _, hostile):
+        name, tiny = maker.store.put(data, Kind.PAYLOAD), maker.store.put(small, Kind.PAYLOAD)
+        with pytest.raises((BlobContradiction, BlobNotFound, BlobTimeout)):
+            await one.blobs.fetch(name, GIB, [hostile.id, maker.id], 5, Kind.PAYLOAD, tree_of(forged))
+        with pytest.raises((BlobNotFound, BlobTimeout)):
+            await one.blobs.fetch(tiny, GIB, [maker.id], 1, Kind.PAYLOAD, tree_of(os.urandom(1000)))
+        assert maker.id not in one.bad
+        assert await one.blobs.fetch(tiny, GIB, [maker.id], PATIENCE, Kind.PAYLOAD, tree_of(small))
+        maker.host.members = frozenset()  # it has not seen yet that we are a member
+        with pytest.raises((BlobContradiction, BlobNotFound, BlobTimeout)):
+            await one.blobs.fetch(name, GIB, [hostile.id, maker.id], 5, Kind.PAYLOAD, tree_of(forged))
+        assert maker.id not in one.bad
+
+
 async def test_strangers_get_nothing_of_what_is_still_coming(tmp_path, limit):
     data = os.urandom(4 * CHUNK)
     async with network(tmp_path, 3) as (one, two, stranger):
@@ -549,8 +598,8 @@ async def test_a_small_blob_is_had_though_who_is_asked_first_drips(tmp_path, mon
         name = maker.store.put(data)
         other.store.put(data)
         for _ in range(4):  # whoever comes first is asked
-            with trio.fail_after(45):
-                await one.blobs.fetch(name, GIB, None, 60)
+            with trio.fail_after(PATIENCE):
+                await one.blobs.fetch(name, GIB, None, 2 * PATIENCE)
             one.store.path(name).unlink()
             one.blobs._peers.rates.clear()
 

@@ -19,10 +19,12 @@ from multiaddr import Multiaddr
 
 from dlx.ground.blobs import CHUNK
 from dlx.ground.merkle import leaf_hashes, root_of
-from dlx.p2p import admission, guarded_host, host, serving, wire
+from dlx.p2p import admission, guarded_host, handshakes, hello, serving, wire
 from dlx.p2p.host import Host
 from dlx.p2p.streams import StreamBroken, read_exact, read_short, write_short
+from dlx.p2p.transport import TOKEN_HEAD
 from tests.p2p.network import HELLO, Node, network, running, until
+from tests.patience import PATIENCE
 
 MIB = 1 << 20
 
@@ -35,7 +37,7 @@ async def test_idle_sockets_keep_nobody_out(tmp_path):
         port = int(node.host.addresses[0].split("/")[4])
         for _ in range(200):
             await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
-        await until(lambda: len(node.host._network._handshakes) == guarded_host.PENDING_LIMIT)
+        await until(lambda: len(node.host._network._handshakes) == handshakes.PENDING_LIMIT)
         async with running(newcomer, member):
             for other in (newcomer, member):
                 other.host.known(node.id, node.host.addresses)
@@ -48,8 +50,8 @@ async def test_handshakes_from_one_network_have_a_budget_and_members_need_none(t
     address = next((e.address for e in found if e.family == socket.AF_INET and not e.address.startswith("127.")), None)
     if address is None:
         pytest.skip("loopback has no budget, and this machine has no other address")
-    monkeypatch.setattr(guarded_host, "HANDSHAKE_BURST", 3.0)
-    monkeypatch.setattr(guarded_host, "HANDSHAKE_RATE", 1e-6)
+    monkeypatch.setattr(handshakes, "NETWORK_BURST", 3.0)
+    monkeypatch.setattr(handshakes, "NETWORK_RATE", 1e-6)
     rejected: list[tuple[str, str]] = []
     node = Host(b"k" * 32, [f"/ip4/{address}/tcp/0"], [], HELLO, on_reject=lambda *what: rejected.append(what))
     member = Host(b"m" * 32, [], [], HELLO)
@@ -64,6 +66,82 @@ async def test_handshakes_from_one_network_have_a_budget_and_members_need_none(t
         node.meet({member.peer_id: [f"/ip4/{address}/tcp/4650"]})
         member.known(node.peer_id, node.addresses)
         await until(lambda: node.agreed() == (member.peer_id,))
+
+
+async def test_handshakes_of_many_networks_have_a_budget_together_and_members_come_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(handshakes, "is_loopback", lambda address: False)
+    monkeypatch.setattr(handshakes, "RATE", 4.0)
+    monkeypatch.setattr(handshakes, "BURST", 4.0)
+    begun, upgrade = [], guarded_host.GuardedSwarm.upgrade_inbound_raw_conn
+
+    async def counted(swarm, raw, *rest):
+        begun.append(raw)
+        return await upgrade(swarm, raw, *rest)
+
+    monkeypatch.setattr(guarded_host.GuardedSwarm, "upgrade_inbound_raw_conn", counted)
+    node, newcomer, member = Node(1, tmp_path), Node(2, tmp_path), Node(3, tmp_path)
+    async with running(node, newcomer, member), trio.open_nursery() as nursery:
+        port, started = int(node.host.addresses[0].split("/")[4]), trio.current_time()
+
+        async def flood(network: int) -> None:
+            while True:
+                with suppress(OSError, trio.BrokenResourceError):
+                    source = f"127.1.{network}.1"
+                    async with await trio.open_tcp_stream("127.0.0.1", port, local_address=source) as stream:
+                        await stream.send_all(b"\x13/multistream/1.0.0\n\x07/noise\n" + os.urandom(200))
+                        await trio.sleep(0.2)
+                        await stream.receive_some()
+
+        for network in range(24):
+            nursery.start_soon(flood, network)
+        await until(lambda: len(node.host._network._handshakes._waiting) > 12)
+        newcomer.host.known(node.id, node.host.addresses)  # no network waits longer than its own
+        await until(lambda: newcomer.host.agreed())
+        node.host.meet({member.id: ["/ip4/127.0.0.1/tcp/1"]})
+        member.host.known(node.id, node.host.addresses)
+        await until(lambda: member.host.agreed())
+        assert len(begun) <= 6 + 4 * (trio.current_time() - started)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_says_nothing_goes_or_is_carried_takes_nobodys_turn(tmp_path, monkeypatch):
+    monkeypatch.setattr(handshakes, "is_loopback", lambda address: False)
+    monkeypatch.setattr(handshakes, "RATE", 1e-3)
+    monkeypatch.setattr(handshakes, "BURST", 1.0)
+    monkeypatch.setattr(guarded_host, "TOKEN_DEADLINE", 1000.0)  # they could hold on for as long
+    node, newcomer, carried = Node(1, tmp_path), Node(2, tmp_path), list[bytes]()
+
+    async def carry(stream, token):
+        carried.append(token)
+
+    node.host.carry_with(carry)
+    async with running(node, newcomer), AsyncExitStack() as stack:
+        port = int(node.host.addresses[0].split("/")[4])
+        for _ in range(3):
+            await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
+        await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
+        for number in range(3):
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                await stream.send_all(TOKEN_HEAD + bytes([number] * 16))
+                await until(lambda wanted=number + 1: len(carried) == wanted)
+        newcomer.host.known(node.id, node.host.addresses)  # the one handshake that there may be
+        await until(lambda: newcomer.host.agreed())
+        assert len(node.host._network._handshakes) == 3, "those that are over have no place"
+
+
+async def test_who_agreed_as_a_member_comes_first_when_it_is_back(tmp_path):
+    node, member, other = Node(1, tmp_path), Node(2, tmp_path), Node(3, tmp_path)
+    async with running(node, member, other):
+        node.host.meet({member.id: []})
+        other.host.known(node.id, node.host.addresses)
+        await until(lambda: node.host.agreed())
+        assert not node.host.is_registered("127.0.0.1")
+        member.host.known(node.id, node.host.addresses)
+        await until(lambda: node.host.is_registered("127.0.0.1"))
+        node.host.meet({})
+        assert not node.host.is_registered("127.0.0.1")
+        node.host.meet({other.id: []})  # it joined while it was connected
+        assert node.host.is_registered("127.0.0.1")
 
 
 @asynccontextmanager
@@ -84,7 +162,7 @@ async def invented(node: Node, peers: int, connections: int) -> AsyncIterator[No
 
 async def test_invented_peers_fill_no_place_that_a_member_or_a_newcomer_needs(tmp_path, monkeypatch):
     monkeypatch.setattr(guarded_host, "MAX_CONNECTIONS", 16)
-    monkeypatch.setattr(host, "HELLO_DEADLINE", 1000.0)  # those that say nothing could stay for as long
+    monkeypatch.setattr(hello, "HELLO_DEADLINE", 1000.0)  # those that say nothing could stay for as long
     node, dialled = Node(1, tmp_path), Node(2, tmp_path)
     async with running(node, dialled), invented(node, peers=6, connections=8):
         live = node.host._network.get_connections
@@ -98,7 +176,7 @@ async def test_invented_peers_fill_no_place_that_a_member_or_a_newcomer_needs(tm
 
 
 async def test_a_peer_has_a_few_connections(tmp_path, monkeypatch):
-    monkeypatch.setattr(host, "HELLO_DEADLINE", 1000.0)
+    monkeypatch.setattr(hello, "HELLO_DEADLINE", 1000.0)
     node = Node(1, tmp_path)
     async with node.host.run(), invented(node, peers=1, connections=8):
         await until(lambda: node.rejected["duplicate"] == 8 - guarded_host.CONNECTIONS_PER_PEER)
@@ -107,13 +185,13 @@ async def test_a_peer_has_a_few_connections(tmp_path, monkeypatch):
 
 async def test_a_peer_in_use_is_kept_where_an_idle_one_has_to_go(tmp_path, monkeypatch):
     monkeypatch.setattr(guarded_host, "MAX_CONNECTIONS", 2)
-    monkeypatch.setattr(host, "HELLO_DEADLINE", 1000.0)
+    monkeypatch.setattr(hello, "HELLO_DEADLINE", 1000.0)
     node, used = Node(1, tmp_path), Node(2, tmp_path)
     async with running(node, used), invented(node, peers=1, connections=1):
         await until(lambda: len(node.host.peers()) == 1)
         node.host.known(used.id, used.host.addresses)  # the youngest
         await until(lambda: node.host.agreed() == (used.id,))
-        await node.host.open_stream(used.id, serving.BLOB, 5)
+        await node.host.open_stream(used.id, serving.BLOB, PATIENCE)
         late = Node(3, tmp_path, node.host.addresses)
         node.host.meet({late.id: []})
         async with late.host.run():
@@ -132,7 +210,7 @@ async def test_four_strangers_do_not_hold_all_streams_that_blobs_are_served_on(t
                 """A stream on which a word is said now and then."""
                 while True:
                     with suppress(StreamBroken):
-                        stream = await node.host.open_stream(server.id, serving.BLOB, 10)
+                        stream = await node.host.open_stream(server.id, serving.BLOB, PATIENCE)
                         while True:
                             await write_short(stream, wire.encode(wire.BlobRequest(bytes(32), None, False, 0, 0)))
                             await read_short(stream, 256)
@@ -171,7 +249,7 @@ async def test_a_stranger_that_downloads_for_ever_has_a_budget_of_its_own(tmp_pa
         name, got = server.store.put(os.urandom(8 * CHUNK)), 0
         started = trio.current_time()
         with pytest.raises(StreamBroken):
-            stream = await greedy.host.open_stream(server.id, serving.BLOB, 10)
+            stream = await greedy.host.open_stream(server.id, serving.BLOB, PATIENCE)
             for index in range(100):
                 await write_short(stream, wire.encode(wire.BlobRequest(name, None, False, index % 8 * CHUNK, CHUNK)))
                 reply = wire.decode_as(wire.BlobReply, await read_short(stream, 256))
@@ -193,7 +271,7 @@ async def test_hashes_of_leaves_are_made_once_and_for_members(tmp_path, monkeypa
         sizes: dict[str, list[int | None]] = {member.id: [], stranger.id: []}
 
         async def ask(node: Node) -> None:
-            stream = await node.host.open_stream(server.id, serving.BLOB, 10)
+            stream = await node.host.open_stream(server.id, serving.BLOB, PATIENCE)
             await write_short(stream, wire.encode(wire.BlobRequest(name, root, True, 0, 32)))
             sizes[node.id].append(wire.decode_as(wire.BlobReply, await read_short(stream, 256)).size)
 

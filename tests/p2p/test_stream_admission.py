@@ -27,7 +27,7 @@ def test_streams_are_bounded_and_members_find_a_place(steps):
 
         async def hold(peer: str, task_status: trio.TaskStatus[ServedStream | None]) -> None:
             over = trio.Event()
-            with streams.admit(peer, "203.0.113.1") as served:
+            with streams.admit(peer, "203.0.113.0/24") as served:
                 task_status.started(served)
                 if served is not None:
                     open_.append((served, over))
@@ -60,8 +60,8 @@ def test_streams_are_bounded_and_members_find_a_place(steps):
 
 async def test_what_has_to_go_is_cancelled():
     streams = ServedStreams(1, 1, {"member"}.__contains__, lambda peer: None)
-    with streams.admit("stranger", "203.0.113.1") as first:
-        with streams.admit("member", "203.0.113.2") as second:
+    with streams.admit("stranger", "203.0.113.0/24") as first:
+        with streams.admit("member", "203.0.113.0/24") as second:
             assert second is not None
         await trio.sleep_forever()
     assert first is not None and first.scope.cancelled_caught and not len(streams)

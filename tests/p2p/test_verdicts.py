@@ -12,6 +12,7 @@ from dlx.p2p import wire
 from dlx.p2p.streams import StreamBroken
 from dlx.p2p.verdicts import VERDICTS, VerdictExchange
 from tests.p2p.network import Node, running, until
+from tests.patience import PATIENCE
 
 KEPT = [(0, b"an early one"), (3, b"report"), (3, b"x" * 4096), (4, b"")]
 
@@ -73,6 +74,6 @@ async def test_who_opens_streams_and_asks_nothing_keeps_nobody_from_verdicts(tmp
             node.host.known(serves.id, serves.host.addresses)
         for _ in range(module.SERVED):
             with suppress(StreamBroken):  # those beyond its share
-                await idles.host.open_stream(serves.id, VERDICTS, 10)
+                await idles.host.open_stream(serves.id, VERDICTS, PATIENCE)
         await until(lambda: serves.rejected["verdicts_busy"] == module.SERVED - module.SERVED_PER_PEER)
         assert len(await exchange.ask(serves.id, 4)) == 1

@@ -10,13 +10,14 @@ from dlx.p2p.frames import PipeTensor, PipeWant, decode_frame, encode_frame, in_
 
 H, S = b"h" * 32, b"s" * 65
 MESSAGES = [
-    wire.Hello((1, 4), ("f" * 32,) * 16, 2**63 - 1, b"L" * 20, H, "0.1.0" + 27 * "a"),
+    wire.Hello((1, 4), ("f" * 32,) * 16, 2**63 - 1, b"L" * 20, H, "0.1.0" + 27 * "a", b"i" * 8),
     wire.ContributionMessage(bytes(961)),
-    wire.ProposalMessage(H, 3, 7, 0, bytes(209 + 64 * 76), S),
+    wire.ProposalMessage(H, 3, 7, 0, bytes(209 + 64 * 44), S),
     wire.AttestationMessage(H, 3, 7, H, S),
     wire.ReportMessage(H, 3, 7, 8, [H] * 128, [H] * 64, S),
     wire.RecordsRequest(3, 7, True, [b"8 bytes "] * 1400),
     wire.RecordsReply([bytes(8000), bytes(8000)]),
+    wire.EvaluationMessage(H, bytes(321)),
     wire.PipeHello(H, 0, 1, b"a" * 20),
     wire.PipeAnswer("no such stage"),
     wire.BlobRequest(H, None, False, 0, 1 << 20),
@@ -56,7 +57,7 @@ def test_the_longest_hello_is_read_by_the_host():
 
 
 def test_versions_in_the_wrong_order_have_nothing_in_common():
-    ours, theirs = (wire.Hello(versions, (), 1, b"L" * 20, H, "") for versions in ((2, 3), (9, 1)))
+    ours, theirs = (wire.Hello(versions, (), 1, b"L" * 20, H, "", b"i" * 8) for versions in ((2, 3), (9, 1)))
     assert ours.common_version(theirs) is None and theirs.common_version(ours) is None
 
 
@@ -65,17 +66,18 @@ def test_versions_in_the_wrong_order_have_nothing_in_common():
     [
         wire.ContributionMessage(bytes(928)),
         wire.ProposalMessage(H, 3, 7, 0, bytes(208), S),
-        wire.ProposalMessage(H, 3, 7, 0, bytes(209 + 64 * 76 + 1), S),
+        wire.ProposalMessage(H, 3, 7, 0, bytes(209 + 64 * 44 + 1), S),
         wire.AttestationMessage(H, 65536, 7, H, S),
         wire.ReportMessage(H, 3, 7, 8, [H] * 129, [], S),
+        wire.EvaluationMessage(H, bytes(320)),
         wire.ReportMessage(H, 3, 7, 8, [b"short"], [], S),
-        wire.Hello((1, 1), (), -1, b"L" * 20, H, "0.1.0"),
-        wire.Hello((1, 1), (), 1, b"L" * 20, H, "\x1b[2J"),
-        wire.Hello((1, 2**32), (), 1, b"L" * 20, H, ""),
-        wire.Hello((1,), (), 1, b"L" * 20, H, ""),
-        wire.Hello((1, 1), ("relay",) * 17, 1, b"L" * 20, H, ""),
-        wire.Hello((1, 1), ("r" * 33,), 1, b"L" * 20, H, ""),
-        wire.Hello((1, 1), ("",), 1, b"L" * 20, H, ""),
+        wire.Hello((1, 1), (), -1, b"L" * 20, H, "0.1.0", b"i" * 8),
+        wire.Hello((1, 1), (), 1, b"L" * 20, H, "\x1b[2J", b"i" * 8),
+        wire.Hello((1, 2**32), (), 1, b"L" * 20, H, "", b"i" * 8),
+        wire.Hello((1,), (), 1, b"L" * 20, H, "", b"i" * 8),
+        wire.Hello((1, 1), ("relay",) * 17, 1, b"L" * 20, H, "", b"i" * 8),
+        wire.Hello((1, 1), ("r" * 33,), 1, b"L" * 20, H, "", b"i" * 8),
+        wire.Hello((1, 1), ("",), 1, b"L" * 20, H, "", b"i" * 8),
         wire.PipeAnswer("two\nlines"),
     ],
 )

@@ -4,23 +4,27 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 
+from dlx.ground.merkle import tree_root
 from dlx.training.data.prepare import prepare
-from dlx.training.data.shards import Dataset
+from dlx.training.data.rows import BEGINS, SILENT
+from dlx.training.data.shards import DataManifest, Dataset, Rows, Shard
 from dlx.training.inner.pipeline import Link, queue_links
 from dlx.training.models import weights
 from dlx.training.models.stages import StageModel, initialise
 from dlx.training.recipe.draft import Draft, DraftData, complete
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import BlobRef, Inner, Model, Plan
+from dlx.training.recipe.recipe import BlobRef, Inner, Model, Plan, WeightsRef
 
 TINY = {
     "model_type": "llama",
@@ -37,11 +41,7 @@ TINY = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
     "initializer_range": 0.02,
-    "rope_type": "default",
-    "rope_factor": 8.0,
-    "rope_low_freq_factor": 1.0,
-    "rope_high_freq_factor": 4.0,
-    "rope_original_max_position_embeddings": 8192,
+    "rope_scaling": None,
     "tie_word_embeddings": False,
 }
 
@@ -49,6 +49,9 @@ TINY = {
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+ROWS = DraftData(source=["corpus"], sequence_length=16, batch_size=4, micro_batches=2, seed=7, chat=True)
 
 
 def tiny_draft(stages: list[tuple[int, int]], *, config: dict[str, Any] | None = None, **changes: Any) -> Draft:
@@ -92,6 +95,28 @@ def dataset(data_manifest: BlobRef, blobs: Path) -> Dataset:
 
 
 @pytest.fixture(scope="session")
+def row_dataset(blobs: Path) -> Dataset:
+    """60 rows of 17 words, 20 more held out, of two or three documents each whose second half is learnt."""
+    generator = np.random.default_rng(7)
+
+    def shard(rows: int) -> Shard:
+        words = generator.integers(1, 256, (rows, 17)).astype("<u4")
+        for row in words:
+            for low, high in pairwise([0, *sorted({*generator.integers(2, 16, 2).tolist()}), 17]):
+                row[low : (low + high + 1) // 2] |= SILENT
+                row[low] |= BEGINS | SILENT
+        content = words.tobytes()
+        name = hashlib.sha256(content).hexdigest()
+        (blobs / name).write_bytes(content)
+        return Shard(name, len(content), words.size, "cd" * 32)
+
+    template = Rows(17, BlobRef("ee" * 32, 1), conversations=1, cut=0, left_out=0)
+    tokenizer = BlobRef("dd" * 32, 1)
+    shards = {"train": [shard(60)], "heldout": [shard(20)]}
+    return Dataset(DataManifest(**shards, rows=template, tokenizer=tokenizer, separator=1, dtype="uint32"), blobs)
+
+
+@pytest.fixture(scope="session")
 def tiny_run(data_manifest: BlobRef, blobs: Path) -> Callable[..., Manifest]:
     """`tiny_run(stages, config={...}, **draft fields)` gives a complete manifest whose genesis lies in `blobs`."""
 
@@ -102,7 +127,7 @@ def tiny_run(data_manifest: BlobRef, blobs: Path) -> Callable[..., Manifest]:
             content = weights.serialise(initialise(draft, stage))
             name = hashlib.sha256(content).hexdigest()
             (blobs / name).write_bytes(content)
-            genesis.append(BlobRef(name, len(content)))
+            genesis.append(WeightsRef(name, len(content), tree_root([content]).hex()))
         return complete(draft, genesis, data_manifest, salt=bytes(32))
 
     return make

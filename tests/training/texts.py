@@ -47,12 +47,13 @@ def parquet(path: Path, columns: dict[str, Any]) -> Path:
     return path
 
 
-def saved_to_disk(folder: Path, rows: Sequence[str | None], shards: int = 2) -> Path:
-    """What `datasets.Dataset.save_to_disk` writes for one column of text."""
+def saved_to_disk(folder: Path, rows: Sequence[Any], shards: int = 2, column: str = "text") -> Path:
+    """What `datasets.Dataset.save_to_disk` writes for one column: of text, or of what is named otherwise."""
     folder.mkdir(parents=True, exist_ok=True)
     names, size = [f"data-{index:05}-of-{shards:05}.arrow" for index in range(shards)], -(-len(rows) // shards)
     for index, name in enumerate(names):
-        table = pa.table({"text": pa.array(rows[index * size : (index + 1) * size], pa.string())})
+        kind = pa.string() if column == "text" else None
+        table = pa.table({column: pa.array(rows[index * size : (index + 1) * size], kind)})
         with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table, max_chunksize=2)
     state: dict[str, Any] = {

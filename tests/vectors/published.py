@@ -8,23 +8,29 @@ changed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from dlx.ground.merkle import tree_root
 from dlx.ledger.abi import checksum
+from dlx.ledger.events import EventPosition, Joined, Left, RunCreated, RunOpened, Sealed
 from dlx.ledger.keys import account_of, sign
 from dlx.ledger.typed import (
     FALSE,
     WITHHELD,
     Contribution,
     Domain,
+    Evaluation,
     Outcome,
     Plan,
+    Record,
     Report,
+    RunConfig,
     Seal,
     SiteMember,
     Verdict,
@@ -33,17 +39,23 @@ from dlx.ledger.typed import (
     registration_digest,
     run_id,
 )
+from dlx.ledger.view.run_view import RunView
+from dlx.ledger.view.runs import free_slot
+from dlx.ledger.view.seals import absent_now
 from dlx.node.round.challenges.draw import checkers, draw, seed_of
+from dlx.node.round.challenges.evaluation import evaluation_of
 from dlx.node.round.rules.pace import Pace
+from dlx.node.round.rules.stopping import is_over
 from dlx.p2p.sharing import bitmap, shares_of
 from dlx.training.codecs import codec
+from dlx.training.codecs.base import CodecError
 from dlx.training.data.dealing import Dealing
 from dlx.training.data.order import SampleOrder
 from dlx.training.models import weights
 from dlx.training.outer.arithmetic import approach
 from dlx.training.outer.average import members
 from dlx.training.outer.step import outer_step, parts
-from dlx.training.recipe.recipe import Average, Outer
+from dlx.training.recipe.recipe import Average, Outer, Stop
 from dlx.training.recipe.recipe import Plan as CodecPlan
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "vectors"
@@ -56,13 +68,17 @@ def content() -> dict[str, Any]:
     return {
         "statements.json": _statements(),
         "codecs.json": _codecs(),
+        "codes.json": _codes(),
         "outer.json": _outer(),
         "average.json": _average(),
         "files.json": _files(),
         "draw.json": _draw(),
+        "evaluation.json": _evaluation(),
+        "stopping.json": _stopping(),
         "samples.json": _samples(),
         "pace.json": _pace(),
         "sharing.json": _sharing(),
+        "weights.json": _weights(),
     }
 
 
@@ -98,7 +114,7 @@ def _statements() -> dict[str, Any]:
     report = Report(run, 7, 1, 1_800_000_000_123, (made[0].hash(),), (made[1].hash(),))
     verdicts = [
         Verdict(run, 1, 7, makers[0], made[0].hash(), finding, _digest_of(f"report {finding}")).sign(domain, key)
-        for finding, key in ((FALSE, KEYS[0]), (WITHHELD, KEYS[2]))
+        for finding, key in ((WITHHELD, KEYS[2]), (FALSE, KEYS[0]))  # their accounts ascend
     ]
     digest, member = seal.digest(domain), SiteMember(run, makers[0])
     signed = {makers[0]: (0, sign(digest, KEYS[1]))}
@@ -142,9 +158,9 @@ def _statements() -> dict[str, Any]:
                 "digest": one.verdict.digest(domain).hex(),
                 "signature": one.signature.hex(),
             }
-            for key, one in zip((KEYS[0], KEYS[2]), verdicts, strict=True)
+            for key, one in zip((KEYS[2], KEYS[0]), verdicts, strict=True)
         ],
-        "conviction": conviction_entries(verdicts).hex(),
+        "conviction": conviction_entries(verdicts, domain).hex(),
         "site": {
             "key": KEYS[1].hex(),
             "account": makers[0],
@@ -157,6 +173,91 @@ def _statements() -> dict[str, Any]:
             "digest": registration_digest(domain.chain_id, domain.ledger, makers[0], 3).hex(),
         },
     }
+
+
+def _weights() -> dict[str, Any]:
+    """What becomes of the weights of a stage in 40 rounds: work of different sizes, an empty seal, members that come,
+    leave, are counted after that and return, and rounds that are late. Members are numbers."""
+    domain, run = Domain(31337, checksum(bytes(range(20)))), _digest_of("run")
+    terms: dict[str, Any] = dict(
+        manifest=_digest_of("manifest"), rounds=40, stages=1, min_replicas=3, max_replicas=8, quorum_numerator=5,
+        quorum_denominator=8, horizon=8, min_round_time=10, round_timeout=60, eviction_time=60, max_inner_steps=100,
+        start_time=0, tokens_per_step=64, invited=False, bond=0, outer=bytes(32),
+    )  # fmt: skip
+    accounts = [account_of(bytes(31) + bytes([number])) for number in range(1, 7)]
+    founder, view, events, time = account_of(KEYS[2]), RunView(run, domain), list[dict[str, Any]](), 1000
+
+    def tell(kind: Any, *said: Any) -> None:
+        view.apply(kind(run, *said, EventPosition(len(events) + 1, bytes(32), 0, bytes(32), time)))
+
+    def join(number: int) -> None:
+        tell(Joined, accounts[number], free_slot(view, 0, accounts[number], time), 0)
+        events.append({"time": time, "join": number})
+
+    def leave(number: int) -> None:
+        tell(Left, accounts[number], *(view.slot_of(accounts[number]) or ()))
+        events.append({"time": time, "leave": number})
+
+    def ask(*signers: int, by_founder: bool = False) -> None:
+        signed = [accounts[number] for number in signers]
+        found, pool = view.weigh(0, (), signed, time, by_founder), absent_now(view, 0, time)
+        late = max(0, time - view.round_opened_at - view.config.round_timeout)
+        asked = {
+            "time": time, "signers": signers, "founder": by_founder, "late": late, "votes": found.votes,
+            "total": found.total, "vacuum": view.vacuum(0, time), "pool": [pool.for_seals, pool.for_verdicts],
+            "needed": view.needed(0, time), "needed_against_0": view.verdicts_needed(0, accounts[0]),
+        }  # fmt: skip
+        events.append(asked)
+
+    def seal(**steps: int) -> None:
+        round, plan = view.next_round(0), Plan(4, 0, 100)
+        counted = {int(name[1:]): taken for name, taken in steps.items()}
+        makers = {view.maker(replica, 0): replica for replica in range(8)}
+        records = sorted((makers[accounts[number]], number) for number in counted)
+        made = tuple(Record(replica, _digest_of("s"), 0, counted[number], 0, 32768) for replica, number in records)
+        some, none = _digest_of("weights"), bytes(32)
+        hashes = (some, none, some, none) if made else (none, none, none, none)
+        entry = bytes([192]) + bytes(65)  # as if a founder had signed it
+        tell(Sealed, 0, round, _digest_of(f"seal {round}"), Outcome(*hashes, 100, plan), made, entry)
+        lanes = view.stages[0].lanes
+        held = {number: view.member(one).lane for number, one in enumerate(accounts) if view.member(one).holds}
+        after = {
+            number: [lane, lanes.weights[lane], lanes.pay[lane], lanes.ages[lane]] for number, lane in held.items()
+        }
+        counts = [[number, counted[number]] for _, number in records]
+        events.append({"time": time, "round": round, "seal": counts, "lanes": after})
+
+    tell(RunCreated, founder, RunConfig(**terms), "weights", (_digest_of("genesis"),), (founder,))
+    for number in range(3):
+        join(number)
+    tell(RunOpened, time)
+    ask(0, 1, 2)
+    ask(by_founder=True)
+    for round in range(40):
+        time += 60 if round % 7 else 60 * (3 + round)
+        if round == 5:
+            join(3)
+        if round in (9, 30):
+            leave(1)
+        if round == 12:
+            join(4)  # in the lane of 1
+        if round == 18:
+            leave(2)
+        if round in (20, 33):
+            join(1)
+        if round == 30:
+            join(5)
+            leave(5)
+        ask(0, 1, by_founder=round < 3)
+        ask(1, 2, 3)
+        took = {"_0": 100, "_1": 40 + round, "_2": 7 * round + 1, "_3": 99, "_4": 50}
+        sitting = {f"_{number}" for number, one in enumerate(accounts) if view.member(one).holds}
+        sitting |= {"_1"} if round == 9 else set()  # whose work counts although it left
+        sitting -= {"_0"} if 22 <= round < 28 else set()
+        seal(**({} if round == 14 else {name: min(100, steps) for name, steps in took.items() if name in sitting}))
+    return {
+        "horizon": 8, "quorum": [5, 8], "round_timeout": 60, "events": events,
+    }  # fmt: skip
 
 
 def _codecs() -> list[dict[str, Any]]:
@@ -184,6 +285,83 @@ def _codecs() -> list[dict[str, Any]]:
                 "decoded": _tensors(decoded),
             }
         )
+    return found
+
+
+def _codes() -> list[dict[str, Any]]:
+    """Small parts whose codes are written out, and what is refused beside them: of `lowrank` the sign and the order of
+    components, of `topk` the places of values that are none."""
+    name, found = "model.layers.0.mlp.up_proj.weight", list[dict[str, Any]]()
+
+    def decoded(kind: str, shape: tuple[int, ...], plan: CodecPlan, payload: bytes) -> Tensors:
+        return codec(kind).decode_arrays(payload, {name: shape}, plan)
+
+    def add(kind: str, shape: tuple[int, ...], plan: CodecPlan, parts: Any, good: Any, refused: dict[str, Any]) -> None:
+        payload, bad = parts(**good), {why: parts(**(good | change)) for why, change in refused.items()}
+        for why, wrong in bad.items():
+            try:
+                decoded(kind, shape, plan, wrong)
+            except CodecError:
+                continue
+            raise AssertionError(f"{kind} takes what is wrong: {why}")
+        found.append(
+            {"codec": kind, "level": plan.level, "rank": plan.rank}
+            | {key: value for key, value in good.items() if key != "rest"}
+            | {
+                "decoded": _tensors(decoded(kind, shape, plan, payload)),
+                "payload": payload.hex(),
+                "refused": {why: wrong.hex() for why, wrong in bad.items()},
+            }
+        )
+
+    def factors(exponents: list[int], components: list[list[int]], rest: int) -> bytes:
+        """`rest` fills the last byte."""
+        nibbles = [code % 16 for component in components for code in component] + [rest]
+        pairs = zip(nibbles[::2], nibbles[1::2], strict=True)
+        return bytes(one % 256 for one in exponents) + bytes(low | high << 4 for low, high in pairs)
+
+    # P of four codes, then Q of three. Of equal exponents the bytes decide: those of 2 are below those of -2.
+    first, second, none = [0, 1, 2, -7, -3, 0, 5], [0, 1, -2, 4, 7, 2, -6], [0] * 7
+    opposite, even = [0, -1, -2, 7, 3, 0, -5], [0, 2, 4, -6, -3, 0, 5]
+    add("lowrank", (4, 3), CodecPlan(4, 3, 10), factors,
+        {"exponents": [-3, -3, 0], "components": [first, second, none], "rest": 0},
+        {
+            "P's first code that is not zero is negative": {"components": [second, opposite, none]},
+            "components in another order": {"components": [second, first, none]},
+            "two equal components": {"components": [first, first, none]},
+            "a lower exponent first": {"exponents": [-4, -3, 0]},
+            "a code of -8": {"components": [[0, 1, 2, -8, -3, 0, 5], second, none]},
+            "all codes of P are even": {"components": [second, even, none]},
+            "a component of zeros before another": {"components": [first, none, second], "exponents": [-3, 0, -3]},
+            "a component of zeros with an exponent": {"exponents": [-3, -3, -4]},
+            "padding that is not zero": {"rest": 1},
+        })  # fmt: skip
+
+    def kept(magnitudes: list[float], places: list[int], codes: list[int], rest: int) -> bytes:
+        """Of one chunk of 512 values, 4 kept: 2 high bits and 7 low ones of a place. `rest` fills the last byte."""
+        marks = sum(1 << (place >> 7) + index for index, place in enumerate(places))
+        lows = sum((place & 127) << 7 * index for index, place in enumerate(places)) | rest << 28
+        choices = sum(code << 2 * index for index, code in enumerate(codes))
+        head = np.array(magnitudes, "<f2").tobytes()
+        return head + bytes([marks]) + lows.to_bytes(4, "little") + bytes([choices])
+
+    full: dict[str, Any] = {"magnitudes": [0.25, 1.5], "places": [3, 200, 201, 511], "codes": [2, 1, 0, 3], "rest": 0}
+    add("topk", (16, 32), CodecPlan(2, 32, 10), kept, full, {
+        "low above high": {"magnitudes": [1.75, 1.5]},
+        "a negative magnitude": {"magnitudes": [-0.25, 1.5]},
+        "low is not zero and not used": {"codes": [3, 1, 1, 3]},
+        "high is not zero and not used": {"codes": [2, 0, 0, 2]},
+        "places not ascending": {"places": [3, 201, 200, 511]},
+        "one place twice": {"places": [3, 200, 200, 511]},
+        "padding that is not zero": {"rest": 1},
+    })  # fmt: skip
+    # Two values of four: the first and the last in the list. The other two places are numbers 1 and 2 of the list.
+    few: dict[str, Any] = {"magnitudes": [0.0, 1.5], "places": [0, 1, 2, 300], "codes": [1, 0, 0, 3], "rest": 0}
+    add("topk", (16, 32), CodecPlan(2, 32, 10), kept, few, {
+        "a place without a value that is not its number": {"places": [0, 1, 3, 300]},
+        "a place without a value after one that has none either": {"places": [0, 2, 3, 300]},
+        "a place without a value has a sign": {"codes": [1, 2, 0, 3]},
+    })  # fmt: skip
     return found
 
 
@@ -260,8 +438,117 @@ def _draw() -> dict[str, Any]:
         "segments": list(segments.values()),
         "drawn": [[one.replica, one.segment] for one in draw(seed, 7, segments, 0.3)],
         "members": members,
-        "checkers_of_replica_2": checkers(seed, 2, members),
+        "checkers_of_replica_2_segment_1": checkers(seed, 2, 1, members),
     }
+
+
+def _evaluation() -> dict[str, Any]:
+    """Of replicas 0 to 7 but 5, which one stage does not count, three are drawn."""
+    domain, replicas = Domain(31337, checksum(bytes(range(20)))), [[0, 1, 2, 3, 4, 6, 7], [*range(8)]]
+    run, digests = _digest_of("run"), [_digest_of("stage 0"), _digest_of("stage 1")]
+    seals = [_seal_of(stage, run, digest, replicas[stage]) for stage, digest in enumerate(digests)]
+    found = evaluation_of(seals, _digest_of("block"), 3)
+    said, previous = [], bytes(32)
+    for stage, result in enumerate([(_digest_of("activations"), 0, 0), (bytes(32), 2_345_678_901, 1024)]):
+        made = Evaluation(run, 8, found.evaluators[0].replica, stage, previous, *result)
+        signed = made.sign(domain, KEYS[stage])
+        previous = signed.name
+        said.append(
+            {
+                "fields": _plain(vars(made)),
+                "digest": made.digest(domain).hex(),
+                "signer": account_of(KEYS[stage]),
+                "signed": signed.encode().hex(),
+                "name": signed.name.hex(),
+            }
+        )
+    return {
+        "chain_id": domain.chain_id,
+        "ledger": domain.ledger,
+        "block_hash": _digest_of("block").hex(),
+        "run": run.hex(),
+        "round": 7,
+        "digests": [one.hex() for one in digests],
+        "counted": replicas,
+        "replicas": 3,
+        "version": found.version,
+        "drawn": [one.replica for one in found.evaluators],
+        "key": found.key.hex(),
+        "held_out": 1000,
+        "samples": found.places(12, 1000),
+        "said": said,
+    }
+
+
+Word = tuple[int, int | None]  # a loss in micronats, and how many blocks late it is; None: never
+
+
+def _stopping() -> list[dict[str, Any]]:
+    """Which seals of a run may end it: where all lie, are late or say nothing."""
+
+    def fall(t: int) -> list[Word]:
+        return [(3_000_000 - 50_000 * t, 0)] * 3
+
+    def lies(t: int) -> list[Word]:
+        true = 5_000_000 - 100_000 * t
+        said = 900_000_000 if t % 3 else true
+        return [(said, 0), (said, 0), (true, 0)]
+
+    def apart(t: int) -> list[Word]:
+        return [(9_000_000, 0), (3_000_000, 0), (9_000_000 if t % 2 else 1, 0)]
+
+    def late(t: int) -> list[Word]:
+        return [(3_000_000, 0), (3_000_000 + t, 6 if t % 4 else 3), (2_000_000 if t == 6 else 3_000_000, 0)]
+
+    def silent(t: int) -> list[Word]:
+        third, fourth = None if t % 4 == 1 else 0, None if t % 4 < 3 else 10**6
+        return [(3_000_000 - t, 0), (3_000_000, 0), (3_000_000, third), (4_000_000, fourth)]
+
+    versions = range(1, 24)
+    return [
+        _stop_of("it falls by 0.1, which is below the float of 0.1", Stop(2, 0.1), 1, map(fall, versions)),
+        _stop_of("it falls by 0.1, which is not below 0.0999", Stop(2, 0.0999), 1, map(fall, versions)),
+        _stop_of("lies about half of a window and more", Stop(4, 0.0), 2, map(lies, range(1, 40))),
+        _stop_of("the least and the greatest of three words", Stop(3, 0.01), 1, map(apart, versions)),
+        _stop_of("one of three words is late", Stop(2, 0.001), 2, map(late, range(1, 30))),
+        _stop_of("one or two of four words are missing", Stop(2, 0.5), 1, map(silent, versions)),
+    ]
+
+
+def _stop_of(why: str, stop: Stop, every: int, words: Iterable[list[Word]]) -> dict[str, Any]:
+    """`words`: of each version from 1 on. Round r is sealed in block 5 r, and its evaluators' words are due 2 after."""
+    run, block_hash, window, said = _digest_of("run"), _digest_of("block"), 6, dict[int, list[list[int] | None]]()
+    sealed, heard, drawn = dict[tuple[int, int], Sealed](), dict[tuple[str, int], Any](), 0
+    accounts = tuple(account_of(bytes(31) + bytes([1 + replica])) for replica in range(5))
+    for round, spoken in enumerate(words):
+        seal = _seal_of(0, run, _digest_of(f"seal {round}"), [*range(5)])
+        seal = replace(seal, round=round, accounts=accounts, at=replace(seal.at, block=5 * round))
+        sealed[0, round], drawn = seal, len(spoken)
+        if (round + 1) % every:
+            continue
+        evaluators = evaluation_of([seal], block_hash, drawn).evaluators
+        said[round + 1] = [None if late is None else [loss, 1, 5 * round + 2 + late] for loss, late in spoken]
+        for one, word in zip(evaluators, said[round + 1], strict=True):
+            if word is not None:
+                at = SimpleNamespace(block=word[2])
+                heard[one.accounts[-1], round + 1] = SimpleNamespace(sum=word[0], count=word[1], at=at)
+    evaluation, audit = SimpleNamespace(every=every, replicas=drawn), SimpleNamespace(draw_after=1, window=window)
+    manifest: Any = SimpleNamespace(stop=stop, evaluation=evaluation, audit=audit)
+    view: Any = SimpleNamespace(config=SimpleNamespace(stages=1), sealed=sealed)
+    view.evaluation = lambda account, version: heard.get((account, version))
+    over = [round for round in range(len(sealed) + 1) if is_over(view, manifest, round, lambda number: block_hash)]
+    return {
+        "why": why, "patience": stop.patience, "min_improvement": stop.min_improvement, "every": every,
+        "window": window, "seal_blocks": [seal.at.block for seal in sealed.values()], "drawn": drawn, "said": said,
+        "over": over,
+    }  # fmt: skip
+
+
+def _seal_of(stage: int, run: bytes, digest: bytes, replicas: list[int]) -> Sealed:
+    records = tuple(Record(replica, bytes(32), 0, 1, 0, 32768) for replica in replicas)
+    outcome, at = Outcome.empty(1, Plan(4, 0, 1)), EventPosition(1, bytes(32), 0, bytes(32), 0)
+    accounts = tuple(account_of(KEYS[stage]) for _ in replicas)
+    return Sealed(run, stage, 7, digest, outcome, records, b"", at, accounts)
 
 
 def _tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -8,12 +8,13 @@ import json
 import math
 import struct
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from eth_hash.auto import keccak
 
 CONTRIBUTION = (
-    b"Contribution(bytes32 run,uint32 round,uint16 stage,uint16 replica,bytes32 payload,bytes32 statement,uint32 loss,"
+    b"Contribution(bytes32 run,uint32 round,uint16 stage,uint16 replica,bytes32 statement,uint32 loss,"
     b"uint32 innerSteps,uint8 exchange)"
 )
 SEAL = (
@@ -23,6 +24,10 @@ SEAL = (
 REPORT = b"Report(bytes32 run,uint32 round,uint16 stage,uint64 made,bytes32[] holding,bytes32[] missing)"
 VERDICT = (
     b"Verdict(bytes32 run,uint16 stage,uint32 round,address account,bytes32 statement,uint8 finding,bytes32 report)"
+)
+EVALUATION_TYPE = keccak(
+    b"Evaluation(bytes32 run,uint32 version,uint16 replica,uint16 stage,bytes32 previous,bytes32 activations,"
+    b"uint64 sum,uint32 count)"
 )
 SITE = b"SiteMember(bytes32 run,address account)"
 REGISTRATION = b"Registration(address account,uint256 nonce)"
@@ -71,14 +76,13 @@ def exchange(compute_ms: int, exchange_ms: int) -> int:
 
 def record(fields: dict[str, int | str], name: bytes, multiplier: int) -> bytes:
     percent = exchange(int(fields["compute_ms"]), int(fields["exchange_ms"]))
-    payload = bytes.fromhex(str(fields["payload"]))
     numbers = struct.pack(">IIBH", fields["loss"], fields["inner_steps"], percent, multiplier)
-    return bytes([int(fields["replica"])]) + payload + name + numbers
+    return bytes([int(fields["replica"])]) + name + numbers
 
 
 def contribution_digest(domain: bytes, run: bytes, round: int, stage: int, data: bytes) -> bytes:
-    loss, steps, percent, _ = struct.unpack(">IIBH", data[65:])
-    words = [run, round, stage, data[0], data[1:33], data[33:65], loss, steps, percent]
+    loss, steps, percent, _ = struct.unpack(">IIBH", data[33:])
+    words = [run, round, stage, data[0], data[1:33], loss, steps, percent]
     return digest(domain, keccak(keccak(CONTRIBUTION) + b"".join(map(word, words))))
 
 
@@ -136,7 +140,7 @@ def canonical(tensors: dict[str, Tensor]) -> bytes:
 
 
 def merkle_root(data: bytes) -> bytes:
-    leaves = [data[at : at + 4096] for at in range(0, len(data), 4096)]
+    leaves = [data[at : at + 1024] for at in range(0, len(data), 1024)]
     return _tree([hashlib.sha256(b"\0" + leaf).digest() for leaf in leaves]) if leaves else hashlib.sha256().digest()
 
 
@@ -205,7 +209,9 @@ def _lowrank(data: bytes, shape: list[int], rank: int) -> tuple[list[float], byt
     rows, columns = shape
     exponents = signed(list(data[:rank]), 8)
     size = rank + -(-rank * (rows + columns) // 2)
-    codes = signed(bits(data[rank:size], 4, rank * (rows + columns)), 4)
+    codes = signed(bits(data[rank:size], 4, 2 * (size - rank)), 4)
+    assert -8 not in codes and not any(codes[rank * (rows + columns) :])
+    _check_components(exponents, codes, rows, columns)
     total = [[Fraction(0)] * columns for _ in range(rows)]
     for component in range(rank):
         start, weight = component * (rows + columns), Fraction(2) ** exponents[component]
@@ -214,6 +220,24 @@ def _lowrank(data: bytes, shape: list[int], rank: int) -> tuple[list[float], byt
             for column in range(columns):
                 total[row][column] += weight * left[row] * right[column]
     return [single(float(value)) + 0.0 for line in total for value in line], data[size:]
+
+
+def _check_components(exponents: list[int], codes: list[int], rows: int, columns: int) -> None:
+    """What is refused of a part's components."""
+    live: list[tuple[int, bytes]] = []
+    for component, exponent in enumerate(exponents):
+        both = codes[component * (rows + columns) :][: rows + columns]
+        if not any(both):
+            assert not exponent
+            continue
+        assert len(live) == component, "components of zeros come last"
+        assert any(code % 2 for code in both[:rows]) and any(code % 2 for code in both[rows:])
+        assert next(code for code in both if code) > 0 and any(both[:rows])
+        live.append((-exponent, bytes(code % 256 for code in both)))
+    assert all(one < other for one, other in pairwise(live))
+    if live:
+        highest, lowest = -live[0][0], -live[-1][0]
+        assert highest <= 100 and highest - lowest + 6 + math.log2(len(exponents)) <= 52
 
 
 def _topk(data: bytes, count: int, rank: int) -> tuple[list[float], bytes]:
@@ -225,14 +249,21 @@ def _topk(data: bytes, count: int, rank: int) -> tuple[list[float], bytes]:
     middle = head + -(-low_bits * sum(kept) // 8)
     end = middle + -(-2 * sum(kept) // 8)
     lows, choices = bits(data[head:middle], low_bits, sum(kept)), bits(data[middle:end], 2, sum(kept))
+    for packed, width in ((data[head:middle], low_bits), (data[middle:end], 2)):
+        assert not int.from_bytes(packed, "little") >> width * sum(kept), "padding"
     values, at = [0.0] * count, 0
     for chunk, (number, size) in enumerate(zip(kept, sizes, strict=True)):
         low, high = half(data[4 * chunk : 4 * chunk + 2]), half(data[4 * chunk + 2 : 4 * chunk + 4])
         marks = [place for place, bit in enumerate(bits(data[mark : mark + size], 1, 8 * size)) if bit]
-        assert len(marks) == number
-        for index, where in enumerate(marks):
-            place, choice = ((where - index) << low_bits) + lows[at + index], choices[at + index]
-            size_of = high if choice & 1 else low
+        assert len(marks) == number and 0 <= low <= high < math.inf and math.copysign(1, low) == 1
+        assert low < high or (not high and math.copysign(1, high) == 1)
+        chosen, before = choices[at : at + number], -1
+        assert any(one & 1 for one in chosen) == (high > 0) and (not low or any(not one & 1 for one in chosen))
+        for index, (where, choice) in enumerate(zip(marks, chosen, strict=True)):
+            place = ((where - index) << low_bits) + lows[at + index]
+            assert before < place < lengths[chunk]
+            before, size_of = place, high if choice & 1 else low
+            assert size_of or (choice == 0 and place == index), "no value"
             values[4096 * chunk + place] = (-size_of if choice & 2 else size_of) + 0.0
         at, mark = at + number, mark + size
     return values, data[end:]
@@ -291,10 +322,40 @@ def draw(
     seed = keccak(block_hash + run + round.to_bytes(4, "big") + b"".join(digests))
     found = []
     for replica, its in enumerate(segments):
-        lot = keccak(seed + replica.to_bytes(2, "big"))
-        if Fraction(int.from_bytes(lot[:8], "big"), 2**64) < Fraction(share):
-            found.append([replica, int.from_bytes(lot[8:16], "big") % its])
+        for segment in range(its):
+            lot = keccak(seed + replica.to_bytes(2, "big") + segment.to_bytes(2, "big"))
+            if Fraction(int.from_bytes(lot[:8], "big"), 2**64) < Fraction(share):
+                found.append([replica, segment])
     return seed, found
+
+
+def evaluators(
+    block_hash: bytes, run: bytes, round: int, digests: list[bytes], counted: list[list[int]], replicas: int
+) -> tuple[list[int], bytes]:
+    seed = keccak(block_hash + run + round.to_bytes(4, "big") + b"".join(digests))
+    sound = set(counted[0]).intersection(*counted[1:])
+    order = sorted(sound, key=lambda replica: keccak(seed + b"evaluation" + replica.to_bytes(2, "big")))
+    return order[:replicas], keccak(seed + b"held out")
+
+
+def evaluation(fields: dict[str, Any]) -> bytes:
+    names = ("run", "version", "replica", "stage", "previous", "activations", "sum", "count")
+    return b"".join(word(fields[name]) for name in names)
+
+
+def may_end(case: dict[str, Any], round: int) -> bool:
+    """By a case of stopping.json: whether a seal of the round may end the run."""
+    patience, every, window = case["patience"], case["every"], case["window"]
+    oldest, losses = round + 1 - window - (2 * patience + 1) * every, []
+    candidates = [t for t in range(every, round, every) if t >= oldest]
+    for t in candidates if len(candidates) >= 2 * patience else []:
+        said = [one for one in case["said"].get(str(t), []) if one and one[2] < case["seal_blocks"][round - 1]]
+        if 2 * len(said) > case["drawn"] and (len(said) == case["drawn"] or t - 1 < round - window):
+            losses.append(lower_median([Fraction(total, 10**6 * count) for total, count, _ in said]))
+    if len(losses) < 2 * patience:
+        return False
+    before, newest = lower_median(losses[-2 * patience : -patience]), lower_median(losses[-patience:])
+    return before - newest < Fraction(case["min_improvement"])
 
 
 # ---- who trains on what
@@ -314,8 +375,13 @@ def _sample(seed: int, counts: list[int], position: int) -> int:
         if place < size:
             break
         place -= size
+    place = permuted(_blake(b"dlx sample order", seed, epoch, window), place, size)
+    return [sum(counts[:shard]) + at for shard in shards for at in range(counts[shard])][place]
+
+
+def permuted(key: bytes, place: int, size: int) -> int:
     rows = next(root for root in range(size + 1) if root * root >= size)
-    columns, key = -(-size // rows), _blake(b"dlx sample order", seed, epoch, window)
+    columns = -(-size // rows)
     while True:
         left, right = divmod(place, columns)
         for turn in range(4):
@@ -323,8 +389,7 @@ def _sample(seed: int, counts: list[int], position: int) -> int:
             right = (right + _keyed(key, 2 * turn + 1, left)) % columns
         place = left * columns + right
         if place < size:
-            break
-    return [sum(counts[:shard]) + at for shard in shards for at in range(counts[shard])][place]
+            return place
 
 
 def _blake(purpose: bytes, *numbers: int) -> bytes:
@@ -350,6 +415,114 @@ def deals(replicas: int, delay: int, rounds: list[dict[str, Any]]) -> list[list[
         lots = {replica: free[at * need : (at + 1) * need] for at, replica in enumerate(order)}
         found.append([lots[replica] for replica in range(replicas)])
     return found
+
+
+# ---- what weight a stage's members have
+
+FULL, ENOUGH, EPOCH = 65536, 32768, 16
+
+
+def power(b: int, n: int) -> int:
+    r = 1 << 64
+    while n > 0 and r > 0:
+        if n % 2:
+            r = r * b >> 64
+        b = b * b >> 64
+        n >>= 1
+    return r
+
+
+def faded(x: int, seconds: int, half: int) -> int:
+    q = 12786308645202655659 // half
+    return x * power((1 << 64) - q + (q * q >> 65), seconds) >> 64
+
+
+class Weights:
+    """Of one stage. Its events are those of weights.json."""
+
+    def __init__(self, horizon: int, timeout: int) -> None:
+        self.horizon, self.timeout, self.seals, self.epoch = horizon, timeout, 0, 0
+        self.lanes: dict[int, dict[str, Any]] = {}  # by their numbers
+        self.absent: dict[int, dict[str, int]] = {}
+        self.pool, self.pool_of = [0, 0], (0, 0)  # in 2^-32; of which time, and after how many seals
+
+    def aged(self, x: int, seals: int) -> int:
+        return x * power(2**64 - 2**64 // self.horizon, seals) >> 64
+
+    def left(self, number: int, time: int) -> tuple[int, int]:
+        """Of an absent weight, in seals and in verdicts, in 2^-32."""
+        gone = self.absent.get(number, {"weight": 0, "time": time, "seals": self.seals})
+        slow = self.aged(gone["weight"] << 32, self.seals - gone["seals"])
+        return faded(slow, time - gone["time"], 64 * self.timeout), slow
+
+    def pools(self, time: int) -> list[int]:
+        since, seals = self.pool_of
+        fast, slow = (self.aged(each, self.seals - seals) for each in self.pool)
+        return [faded(fast, time - since, 64 * self.timeout), slow]
+
+    def lane_of(self, number: int) -> dict[str, Any] | None:
+        return next((lane for lane in self.lanes.values() if lane["who"] == number), None)
+
+    def join(self, time: int, number: int) -> None:
+        free = next(at for at in range(64) if at not in self.lanes)
+        fast, slow = self.left(number, time)
+        if number in self.absent:
+            self.pool = [max(0, each - its) for each, its in zip(self.pools(time), (fast, slow), strict=True)]
+            self.pool_of = time, self.seals
+            del self.absent[number]
+        self.lanes[free] = {"who": number, "lane": free, "weight": slow >> 32, "pay": 0, "age": 15}
+
+    def leave(self, time: int, number: int) -> None:
+        lane = self.lane_of(number)
+        assert lane is not None
+        del self.lanes[lane["lane"]]
+        self.absent[number] = {"weight": lane["weight"], "time": time, "seals": self.seals}
+        self.pool = [each + (lane["weight"] << 32) for each in self.pools(time)]
+        self.pool_of = time, self.seals
+
+    def seal(self, round: int, records: list[list[int]]) -> None:
+        if not records:
+            return
+        k, horizon = self.seals, self.horizon
+        if round // EPOCH > self.epoch:
+            self.epoch = round // EPOCH
+            for lane in self.lanes.values():
+                lane["pay"] = 0
+        jitter = k * 0x9E3779B1 % horizon
+        for lane in self.lanes.values():
+            lane["weight"] -= (lane["weight"] + jitter) // horizon
+            lane["age"] = min(15, lane["age"] + 1)
+        total, before = sum(steps for _, steps in records), 0
+        offset = total * (k % 16) // 16
+        for number, steps in records:
+            after, gains = before + steps, self.lane_of(number)
+            if gains is not None:
+                for name, whole in ("weight", FULL // horizon), ("pay", 255):
+                    gains[name] += (whole * after + offset) // total - (whole * before + offset) // total
+                gains["weight"], gains["age"] = min(65535, gains["weight"]), 0
+            before = after
+        self.seals += 1
+
+    def judge(self, time: int, signers: list[int], founder: bool) -> dict[str, Any]:
+        """What these signatures weigh, and what there is."""
+        seated = {lane["who"]: lane["weight"] for lane in self.lanes.values()}
+        gone = sum(self.left(number, time)[0] >> 32 for number in signers if number not in seated)
+        fast, slow = (each >> 32 for each in self.pools(time))
+        lanes = sum(seated.values())
+        vacuum = max(0, ENOUGH - lanes - max(fast, gone))
+        votes = gone + sum(seated.get(number, 0) for number in signers) + (vacuum if founder else 0)
+        return {"votes": votes, "total": lanes + max(fast, gone) + vacuum, "pool": [fast, slow], "vacuum": vacuum}
+
+    def seals_with(self, votes: int, total: int, late: int, quorum: list[int]) -> bool:
+        silent = faded(total - votes, late, 2 * self.timeout)
+        return votes >= max(-(-quorum[0] * (votes + silent) // quorum[1]), -(-total // 3))
+
+    def convicts_with(self, account: int, time: int) -> int:
+        """How much weight it takes against the account."""
+        lane, slow = self.lane_of(account), self.pools(time)[1] >> 32
+        own = self.left(account, time)[1] >> 32 if lane is None else lane["weight"]
+        whole = max(ENOUGH, sum(each["weight"] for each in self.lanes.values()) + slow)
+        return max(-(-2 * (whole - own) // 3), -(-3 * whole // 5))
 
 
 # ---- how many inner steps
@@ -429,7 +602,7 @@ class Pace:
         return max(self.came.get((round - 1, account), (otherwise, 0))[0], self.opens.get(round, otherwise))
 
 
-def lower_median(values: list[float]) -> float:
+def lower_median(values: list[Any]) -> Any:
     return sorted(values)[(len(values) - 1) // 2]
 
 

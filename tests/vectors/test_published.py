@@ -22,7 +22,7 @@ def test_the_published_examples_are_of_this_protocol() -> None:
 
 def test_a_stranger_signs_the_same_statements() -> None:
     known = FILES["statements.json"]
-    domain = s.separator(b"dlx-node TrainingLedger", b"2", known["chain_id"], known["ledger"])
+    domain = s.separator(b"dlx-node TrainingLedger", b"3", known["chain_id"], known["ledger"])
     assert domain.hex() == known["separator"]
     run = known["run"]
     manifest = bytes.fromhex(run["manifest"])
@@ -37,7 +37,7 @@ def test_a_stranger_signs_the_same_statements() -> None:
         record = bytes.fromhex(one["record"])
         multiplier = int.from_bytes(record[-2:], "big")
         assert s.record(fields, bytes.fromhex(one["name"]), multiplier) == record
-        assert packed[209 + 76 * number :][:76] == record
+        assert packed[209 + 44 * number :][:44] == record
         told = s.contribution_digest(domain, bytes.fromhex(run["id"]), fields["round"], fields["stage"], record)
         assert told.hex() == one["digest"]
         assert recover(told, bytes.fromhex(one["signature"])) == account_of(bytes.fromhex(one["key"]))
@@ -72,6 +72,18 @@ def test_a_stranger_decodes_the_same_bits(case: dict[str, Any]) -> None:
     found = s.decode(case["codec"], case["level"], case["rank"], shapes, bytes.fromhex(case["payload"]))
     for name, tensor in case["decoded"].items():
         assert struct.pack(f"<{len(found[name][1])}f", *found[name][1]).hex() == tensor["data"], name
+
+
+@pytest.mark.parametrize("case", FILES["codes.json"], ids=lambda case: f"{case['codec']}-{case['payload'][:4]}")
+def test_a_stranger_reads_the_same_codes_and_refuses_the_same_parts(case: dict[str, Any]) -> None:
+    ((name, tensor),) = case["decoded"].items()
+    plan = case["codec"], case["level"], case["rank"], {name: tensor["shape"]}
+    _, values = s.decode(*plan, bytes.fromhex(case["payload"]))[name]
+    assert _hex(values) == tensor["data"]
+    for why, payload in case["refused"].items():
+        with pytest.raises(AssertionError):
+            s.decode(*plan, bytes.fromhex(payload))
+            pytest.fail(why)
 
 
 @pytest.mark.parametrize("case", FILES["outer.json"], ids=lambda case: f"{case['lr']}/{case['momentum']}")
@@ -109,14 +121,37 @@ def test_a_stranger_writes_the_same_files(case: dict[str, Any]) -> None:
     assert s.merkle_root(file).hex() == case["merkle_root"]
 
 
-def test_a_stranger_draws_the_same_replicas() -> None:
+def test_a_stranger_draws_the_same_segments() -> None:
     case = FILES["draw.json"]
     block, run = bytes.fromhex(case["block_hash"]), bytes.fromhex(case["run"])
     digests = [bytes.fromhex(one) for one in case["digests"]]
     seed, drawn = s.draw(block, run, case["round"], digests, case["share"], case["segments"])
     assert seed.hex() == case["seed"] and drawn == case["drawn"]
-    order = sorted(case["members"], key=lambda one: keccak(seed + b"\0\2" + bytes.fromhex(one[2:])))
-    assert order == case["checkers_of_replica_2"]
+    order = sorted(case["members"], key=lambda one: keccak(seed + b"\0\2\0\1" + bytes.fromhex(one[2:])))
+    assert order == case["checkers_of_replica_2_segment_1"]
+
+
+def test_a_stranger_draws_the_same_evaluators_and_samples_and_signs_the_same_evaluations() -> None:
+    case = FILES["evaluation.json"]
+    block, run = bytes.fromhex(case["block_hash"]), bytes.fromhex(case["run"])
+    digests = [bytes.fromhex(one) for one in case["digests"]]
+    drawn, key = s.evaluators(block, run, case["round"], digests, case["counted"], case["replicas"])
+    assert drawn == case["drawn"] and key.hex() == case["key"]
+    assert [s.permuted(key, place, case["held_out"]) for place in range(12)] == case["samples"]
+    domain, previous = s.separator(b"dlx-node TrainingLedger", b"3", case["chain_id"], case["ledger"]), bytes(32)
+    for one in case["said"]:
+        assert one["fields"]["previous"] == previous.hex()
+        data, signed = s.evaluation(one["fields"]), bytes.fromhex(one["signed"])
+        assert s.digest(domain, keccak(s.EVALUATION_TYPE + data)).hex() == one["digest"] and signed[:256] == data
+        assert recover(bytes.fromhex(one["digest"]), signed[256:]) == one["signer"]
+        previous = hashlib.sha256(signed).digest()
+        assert previous.hex() == one["name"]
+
+
+@pytest.mark.parametrize("case", FILES["stopping.json"], ids=lambda case: str(case["why"]))
+def test_a_stranger_ends_a_run_with_the_same_seals(case: dict[str, Any]) -> None:
+    rounds = len(case["seal_blocks"])
+    assert [round for round in range(rounds + 1) if s.may_end(case, round)] == case["over"]
 
 
 def test_a_stranger_finds_the_same_samples_and_deals_the_same_lots() -> None:
@@ -125,6 +160,32 @@ def test_a_stranger_finds_the_same_samples_and_deals_the_same_lots() -> None:
     for run in dealt["runs"]:
         lots = [[[one for low, high in lot for one in range(low, high)] for lot in lots] for lots in run["lots"]]
         assert s.deals(dealt["replicas"], run["delay"], dealt["rounds"]) == lots
+
+
+def test_a_stranger_recounts_the_same_weights() -> None:
+    case, fields = FILES["weights.json"], ("lane", "weight", "pay", "age")
+    weights, asked = s.Weights(case["horizon"], case["round_timeout"]), []
+    for event in case["events"]:
+        match event:
+            case {"time": time, "join": number}:
+                weights.join(time, number)
+            case {"time": time, "leave": number}:
+                weights.leave(time, number)
+            case {"round": round, "seal": records, "lanes": lanes}:
+                weights.seal(round, records)
+                found = {str(one["who"]): [one[name] for name in fields] for one in weights.lanes.values()}
+                assert found == lanes, round
+            case {"time": time, "signers": signers, "founder": founder, "late": late, "needed": needed}:
+                found = weights.judge(time, signers, founder)
+                assert found == {name: event[name] for name in found}, event
+                total, quorum = found["total"], case["quorum"]
+                assert weights.seals_with(needed, total, late, quorum), event
+                assert not weights.seals_with(needed - 1, total, late, quorum), event
+                assert weights.convicts_with(0, time) == event["needed_against_0"], event
+                asked.append(event)
+    assert any(one["late"] for one in asked) and any(not one["vacuum"] for one in asked), (
+        "the example tells rules apart"
+    )
 
 
 @pytest.mark.parametrize("case", FILES["pace.json"], ids=lambda case: f"delay {case['delay']}")

@@ -24,11 +24,12 @@ def _bytes(length: int, start: int) -> bytes:
 
 RUN, SIGNATURE = _bytes(32, 0), _bytes(65, 150)
 MESSAGES: list[wire.Message] = [
-    wire.Hello((11, 11), (), 31337, _bytes(20, 7), RUN, "0.1.0"),
-    wire.Hello((2, 300), ("a-feature", "b2"), 2**63 - 1, _bytes(20, 7), RUN, ""),
+    wire.Hello((12, 12), (), 31337, _bytes(20, 7), RUN, "0.1.0", _bytes(8, 40)),
+    wire.Hello((2, 300), ("a-feature", "b2"), 2**63 - 1, _bytes(20, 7), RUN, "", _bytes(8, 48)),
+    wire.Taken(),
     wire.ContributionMessage(_bytes(961, 3)),
     wire.ProposalMessage(RUN, 0, 127, 128, _bytes(209, 1), SIGNATURE),
-    wire.ProposalMessage(RUN, 65535, 2**32 - 1, 255, _bytes(209 + 64 * 76, 1), SIGNATURE),
+    wire.ProposalMessage(RUN, 65535, 2**32 - 1, 255, _bytes(209 + 64 * 44, 1), SIGNATURE),
     wire.AttestationMessage(RUN, 256, 65536, _bytes(32, 50), SIGNATURE),
     wire.ReportMessage(RUN, 1, 2, 1_800_000_000_123, [], [], SIGNATURE),
     wire.ReportMessage(RUN, 1, 2, 1_800_000_000_123, [_bytes(32, i) for i in range(128)], [_bytes(32, 9)], SIGNATURE),
@@ -39,6 +40,11 @@ MESSAGES: list[wire.Message] = [
     wire.VerdictMessage(b"", SIGNATURE),
     wire.VerdictMessage(_bytes(4096, 11), SIGNATURE),
     wire.VerdictsRequest(70000),
+    wire.EvaluationMessage(RUN, _bytes(321, 13)),
+    wire.RelayRequest("16Uiu2HAkvsLtjxCcafH3iWGXufqopwGZdCjcAFUmxzFHQocwYapn"),
+    wire.RelayAnswer("all places are taken", b"", ""),
+    wire.RelayAnswer("", _bytes(16, 90), "192.0.2.7"),
+    wire.RelayComing(_bytes(16, 91), "2001:db8::1"),
     wire.PipeHello(RUN, 2, 3, _bytes(20, 8)),
     wire.PipeAnswer(""),
     wire.PipeAnswer("no such stage: this refusal is longer than 31"),

@@ -12,7 +12,7 @@ from dlx.training.inner.ranks.owners import most_covariances
 from dlx.training.inner.states import covariance_shapes, divide, optimiser_shapes, parameter_of
 from dlx.training.models.parallel import part_shape
 from dlx.training.models.placement import ONE_THREAD, Placement
-from dlx.training.models.shapes import stage_shapes
+from dlx.training.models.shapes import factor_shapes, frozen_shapes, stage_shapes
 from dlx.training.models.weights import Shapes
 from dlx.training.recipe.recipe import Recipe, parse_model, step_bytes
 
@@ -24,7 +24,7 @@ HEAP = 64 << 20  # what the C library keeps at most of memory that was given bac
 class Memory(Struct, frozen=True):
     """Bytes of a training process, of each where the stage has several ranks."""
 
-    weights: int
+    weights: int  # those of an adapter's base too
     gradients: int
     optimiser: int
     activations: int  # of the micro-batches in flight, and what a layer needs for a moment
@@ -106,7 +106,8 @@ def _memory(
     recipe: Recipe, stage: int, accelerator: bool, sharing: _Sharing, simulated: Simulated, payload: int
 ) -> Memory:
     shapes = stage_shapes(recipe, stage)
-    weights = FLOAT * sharing.held(shapes)
+    trained = FLOAT * sharing.held(shapes)
+    weights = trained + FLOAT * _count(_frozen(recipe, stage))
     covariances = covariance_shapes(recipe, divide(shapes, recipe.inner)[0])
     moments = {name: shape for name, shape in optimiser_shapes(recipe, stage).items() if name not in covariances}
     # Shampoo's covariances and as many values of their roots, whole at whom they belong to.
@@ -119,13 +120,13 @@ def _memory(
     )
     if sharing.ranks > 1:
         activations += _gathered(recipe, stage, sharing.cut(shapes))
-    training = weights + activations
+    training = trained + activations
     # Two tensors in passing, and the payload before, from which the encoder starts; from a device copies too.
     round_end = (5 if accelerator else 2) * largest + payload
     outer = 2 * largest if recipe.outer.delay else 0  # beside the training
     return Memory(
         weights=weights,
-        gradients=weights,
+        gradients=trained,
         optimiser=optimiser,
         activations=activations,
         round_end=round_end,
@@ -134,6 +135,14 @@ def _memory(
         + outer
         + (round_end if accelerator else weights + optimiser + max(training + min(HEAP, activations), round_end)),
     )
+
+
+def _frozen(recipe: Recipe, stage: int) -> Shapes:
+    """What an adapter leaves as it is."""
+    if recipe.adapter is None:
+        return {}
+    trained, factors = stage_shapes(recipe, stage), factor_shapes(recipe, stage)
+    return frozen_shapes(recipe, stage) | {name: shape for name, shape in factors.items() if name not in trained}
 
 
 def _gathered(recipe: Recipe, stage: int, shapes: Shapes) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from msgspec import Struct
 
+from dlx.ground.limits import cores
 from dlx.training.recipe.recipe import Precision
 
 TERA, GB = 1e12, 1e9
@@ -48,8 +47,8 @@ DEVICE_KINDS = f"cpu, {', '.join(DEVICES)} or FLOP/s such as 2e14"
 def device_of(kind: str) -> Device | None:
     """One of DEVICE_KINDS, `cpu` being this machine's; None for anything else."""
     if kind == "cpu":
-        cores = os.cpu_count() or 1
-        return Device(f"CPU of {cores} cores", cores * CORE, cores * CORE, 0, CORE_UTILISATION)
+        here = cores()
+        return Device(f"CPU of {here} cores", here * CORE, here * CORE, 0, CORE_UTILISATION)
     if kind in DEVICES:
         return DEVICES[kind]
     try:

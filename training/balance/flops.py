@@ -1,12 +1,13 @@
 """Operations of a model's parts, and how to share its layers so that no stage has more of them than it must."""
 
+import math
 from itertools import accumulate
 
 from msgspec import Struct
 
 from dlx.training.inner.shampoo import EVERY, root_scales
 from dlx.training.inner.states import divide
-from dlx.training.models.shapes import active, model_shapes, stage_shapes
+from dlx.training.models.shapes import active, factor_shapes, model_shapes, stage_shapes
 from dlx.training.recipe.parameters import matrix_shape, rule
 from dlx.training.recipe.recipe import Recipe, parse_model
 from dlx.training.slot.segments import segment_steps
@@ -16,8 +17,9 @@ _STEPS = 5  # of Newton-Schulz, as inner/muon.py takes them
 
 class Flops(Struct, frozen=True):
     """Floating-point operations of one token, forward and backward. They are 6 for each weight of a matrix that it
-    meets (a looked-up embedding takes none, and of a layer's experts it meets those that it is sent to). Added are
-    those of attention, in which a token sees half of its sample on average."""
+    meets (a looked-up embedding takes none, and of a layer's experts it meets those that it is sent to). One that an
+    adapter leaves as it is takes 4, as nothing is added up for it. Added are those of attention, in which a token sees
+    half of its sample on average; the eager one computes the other half too."""
 
     first: int  # before the layers
     layer: int
@@ -36,11 +38,16 @@ def flops(recipe: Recipe) -> Flops:
         inside = tuple(f"{part}." for part in parts if part)
         return sum(active(config, shape) for name, shape in shapes.items() if name.startswith(inside))
 
-    head = layout.tokens if config.tie_word_embeddings else layout.head
+    head, each, factors = layout.tokens if config.tie_word_embeddings else layout.head, 6, 0
+    if recipe.adapter is not None:
+        each, beside = 4, factor_shapes(recipe, 0).items()
+        factors = sum(math.prod(shape) for name, shape in beside if name.startswith(f"{layout.layers}.0."))
+    length = recipe.data.sequence_length
+    attention = 6 * config.attention_width * (2 * length if layout.attention == "eager" else length + 1)
     return Flops(
-        first=6 * weights(layout.project_in),
-        layer=6 * weights(f"{layout.layers}.0") + 6 * config.attention_width * (recipe.data.sequence_length + 1),
-        last=6 * weights(*layout.final, head),
+        first=each * weights(layout.project_in),
+        layer=each * weights(f"{layout.layers}.0") + 6 * factors + attention,
+        last=each * weights(*layout.final, head),
     )
 
 

@@ -31,12 +31,13 @@ def measured(recipe: Recipe, placement: Placement) -> Measured:
     model = StageModel(recipe, stage, placement)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-    optimisers = Optimisers(dict(model.named_parameters()), recipe)
+    optimisers = Optimisers(model.trained(), recipe)
     samples, length, _ = model.activation_shape
     ids = torch.randint(int(recipe.model.config["vocab_size"]), (samples, length), device=device)
 
     def micro_batch() -> None:
-        output = model(ids, ids) if model.is_last else model(ids)
+        begins = ids == 0 if model.has_rows else None
+        output = model(ids, ids, begins) if model.is_last else model(ids, begins=begins)
         output.backward(None if model.is_last else torch.ones_like(output))
 
     one_token = flops(recipe).stage(1, first=True, last=model.is_last)

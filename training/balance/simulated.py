@@ -64,16 +64,17 @@ def _simulate(
     samples, length, width = model.activation_shape
     with FakeTensorMode(), _Live() as live:
         _without_memory(model, parallel)
-        optimisers = Optimisers(dict(model.named_parameters()), recipe) if parallel == 1 else None
+        optimisers = Optimisers(model.trained(), recipe) if parallel == 1 else None
         resting = live.bytes - sum(buffer.nbytes for buffer in model.buffers())
         if recipe.data.micro_batches > 1:  # another's gradients are there already
-            for parameter in model.parameters():
+            for parameter in model.trained().values():
                 parameter.grad = torch.empty(parameter.shape)
         ids = torch.zeros(samples, length, dtype=torch.int64)
         before = live.bytes - ids.nbytes
         source = ids if model.is_first else torch.empty(samples, length, width, requires_grad=True)
         live.peak = live.bytes
-        output = model(source, ids) if model.is_last else model(source)
+        begins = ids > 0 if model.has_rows else None
+        output = model(source, ids, begins) if model.is_last else model(source, begins=begins)
         retained = live.bytes - before
         output.backward(None if model.is_last else torch.empty_like(output))
         del source, output, ids
@@ -99,7 +100,7 @@ def _without_memory(model: StageModel, parallel: int) -> None:
         for name, parameter in part._parameters.items():
             if parameter is not None:
                 cut = part_shape(model.layout, f"{path}.{name}", tuple(parameter.shape), parallel)
-                part._parameters[name] = nn.Parameter(torch.empty(cut))
+                part._parameters[name] = nn.Parameter(torch.empty(cut), parameter.requires_grad)
         for name, buffer in part._buffers.items():
             if buffer is not None:
                 part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, requires_grad=buffer.requires_grad)

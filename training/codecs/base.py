@@ -118,6 +118,11 @@ class Codec(ABC):
     def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
         """Of such a part. Raises CodecError."""
 
+    def evidence(self, shape: tuple[int, ...], plan: Plan, data: np.ndarray, index: int) -> list[slice]:
+        """The bytes of a tensor's part (uint8) that decode to its value of that number, in the order in which a
+        contract reads them (contracts/src/Payloads.sol). Raises CodecError where no contract does."""
+        raise CodecError(f"{self.info.name}: no contract decodes it")
+
     def examiner(self, plan: Plan) -> Examiner:
         """To ask whether an honest encoder would have made a payload, part by part."""
         return Examiner(self, plan)

@@ -37,6 +37,10 @@ class Int4(Codec):
     def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
         return Groups(name, data, shape, plan.level)
 
+    def evidence(self, shape: tuple[int, ...], plan: Plan, data: np.ndarray, index: int) -> list[slice]:
+        scale, code = 2 * (index // GROUP), 2 * _groups(shape) + index * plan.level // 8
+        return [slice(scale, scale + 2), slice(code, code + 1)]
+
 
 def part_size(shape: tuple[int, ...], bits: int) -> int:
     """The bytes of a tensor's part."""

@@ -46,6 +46,10 @@ class Ternary(Codec):
     def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
         return Groups(name, data, shape)
 
+    def evidence(self, shape: tuple[int, ...], plan: Plan, data: np.ndarray, index: int) -> list[slice]:
+        scale, digits = 2 * (index // GROUP), 2 * groups_of(shape) + index // DIGITS
+        return [slice(scale, scale + 2), slice(digits, digits + 1)]
+
 
 class Packer(Encoder):
     """A tensor's part (uint8) of the right size, to be filled."""

@@ -63,6 +63,23 @@ class TopK(Codec):
     def decoder(self, name: str, data: np.ndarray, shape: tuple[int, ...], plan: Plan) -> Decoder:
         return Chunks(name, data, shape, plan)
 
+    def evidence(self, shape: tuple[int, ...], plan: Plan, data: np.ndarray, index: int) -> list[slice]:
+        layout, (chunk, place) = _Layout(count(shape), plan.rank), divmod(index, _CHUNK)
+        before, marks = chunk * plan.rank, layout.marks(slice(chunk, chunk + 1))
+        kept = min(plan.rank, layout.kept - before)
+        highs, high = _highs("chunk", data[marks].reshape(1, -1), kept)[0], place >> layout.low_bits
+        first, end = (before + int(np.searchsorted(highs, high, side)) for side in ("left", "right"))
+        if first == end:
+            return [marks]
+        width, start = layout.low_bits, layout.lows(slice(0, 0)).start
+        lows = slice(start + width * first // 8, start - (-width * end // 8))
+        bits = np.unpackbits(data[lows], bitorder="little")[width * first % 8 :][: width * (end - first)]
+        same = np.flatnonzero(bits.reshape(-1, width) @ (1 << np.arange(width)) == place % (1 << width))
+        if not len(same):
+            return [marks, lows]
+        code = layout.codes(slice(0, 0)).start + (first + int(same[0])) // 4
+        return [marks, lows, slice(code, code + 1), slice(4 * chunk, 4 * chunk + 4)]
+
 
 class Chunks(Decoder):
     """A tensor's part (uint8) that has the right size."""

@@ -22,23 +22,30 @@ from msgspec import Meta, Struct
 from dlx.ground.blobs import LOST, BlobError, Damaged, read_blob
 from dlx.ground.errors import DlxError
 from dlx.training.data.order import SampleOrder
-from dlx.training.recipe.recipe import BlobRef
+from dlx.training.data.rows import BEGINS, IDS, SILENT
+from dlx.training.recipe.recipe import BlobRef, Sha256
 
 if TYPE_CHECKING:
     import torch
 
 SHARD_BYTES = 16 * 1024 * 1024  # the largest shard; a whole number of tokens of any dtype
-MAX_MANIFEST_BYTES = 16 * 1024 * 1024  # of a data manifest: about two terabytes of data
+MAX_MANIFEST_BYTES = 16 * 1024 * 1024  # of a data manifest: over a terabyte of data
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 MAX_VOCABULARY = 1 << 20
 OPEN_SHARDS = 16  # at a time: four windows; a file that is removed takes its room on the disk while it is open
+MAX_ROW = (1 << 16) + 1  # tokens: of the longest sample
+MAX_TEMPLATE_BYTES = 128 * 1024
 BYTE_VALUES = 256  # the vocabulary of data without a tokenizer
+MAX_SOURCES = 1000  # of a mixture
 PREPARED = "data.json"  # the data manifest in a prepared folder, beside the shards that it lists
 
 Split = Literal["train", "heldout"]
 
+SourceName = Annotated[str, Meta(pattern=r"^[ -~]{1,100}\Z")]
+
 _CHUNK = 1 << 20
 _Length = Annotated[int, Meta(ge=1, le=SHARD_BYTES)]
+_Number = Annotated[int, Meta(ge=0, lt=1 << 53)]
 
 
 class DataError(DlxError, ValueError):
@@ -60,21 +67,53 @@ class DataDamaged(DataError, Damaged):
 
 
 class Shard(Struct, frozen=True, forbid_unknown_fields=True):
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    sha256: Sha256
     size: _Length  # bytes
     tokens: _Length
+    root: Sha256  # of its Merkle tree (ground.merkle): parts of it are checked, and passed on, as they come
+
+
+class Counted(Struct, frozen=True, forbid_unknown_fields=True):
+    """A source of a mixture: how many tokens of the training data are its."""
+
+    name: SourceName
+    tokens: _Number
+
+
+class Rows(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of data that is conversations. The counts are its maker's word."""
+
+    tokens: Annotated[int, Meta(ge=2, le=MAX_ROW)]  # of each row
+    template: BlobRef  # the chat template that made text of them
+    conversations: Annotated[int, Meta(ge=1, lt=1 << 53)]  # in the rows
+    cut: _Number  # of these, longer than a row: their ends are left out
+    left_out: _Number  # beside these: a row would not reach to the assistant's first token
+
+    def __str__(self) -> str:
+        """
+        Examples:
+            >>> print(Rows(1025, BlobRef("ab" * 32, 9), 1000, 2, 0))
+            1,000 conversations in rows of 1,025 tokens; 2 are cut, 0 left out: longer than a row
+        """
+        return (
+            f"{self.conversations:,} conversations in rows of {self.tokens:,} tokens; {self.cut:,} are cut, "
+            f"{self.left_out:,} left out: longer than a row"
+        )
 
 
 class DataManifest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Token ids of documents one after the other, `separator` after each; they are bytes where there is no
-    tokenizer."""
+    """Token ids of documents one after the other, `separator` after each; they are bytes where there is no tokenizer.
+    With `rows` words of conversations, packed: see training.data.rows."""
 
     train: list[Shard]
     heldout: list[Shard]
+    format: Literal[4] = 4
+    rows: Rows | None = None
     tokenizer: BlobRef | Literal["bytes"] = "bytes"  # the blob of a tokenizer.json
     vocab_size: Annotated[int, Meta(ge=2, le=MAX_VOCABULARY)] = BYTE_VALUES  # every token id is below it
     separator: Annotated[int, Meta(ge=0, lt=MAX_VOCABULARY)] = 0
     dtype: Literal["uint8", "uint16", "uint32"] = "uint8"  # little-endian
+    sources: Annotated[list[Counted], Meta(max_length=MAX_SOURCES)] = msgspec.field(default_factory=list)  # a mixture's
 
     def shards(self, split: Split) -> list[Shard]:
         return self.train if split == "train" else self.heldout
@@ -85,7 +124,17 @@ class DataManifest(Struct, frozen=True, forbid_unknown_fields=True):
     def blobs(self) -> list[BlobRef]:
         """Everything that the data is made of, the manifest itself aside."""
         shards = [BlobRef(shard.sha256, shard.size) for shard in self.train + self.heldout]
-        return shards if self.tokenizer == "bytes" else [self.tokenizer, *shards]
+        return [*self.files(), *shards]
+
+    @property
+    def kind(self) -> str:
+        """In words."""
+        return f"conversations in rows of {self.rows.tokens} tokens" if self.rows else "documents"
+
+    def files(self) -> list[BlobRef]:
+        """Those blobs that are no shards: what made the tokens."""
+        tokenizer = [] if self.tokenizer == "bytes" else [self.tokenizer]
+        return tokenizer if self.rows is None else [*tokenizer, self.rows.template]
 
 
 class Problem(NamedTuple):
@@ -153,8 +202,8 @@ def check(
 
 def problem_of(manifest: DataManifest, blob: BlobRef, path: Path) -> Problem | None:
     """What is wrong with the file as that blob of the data: all its bytes are read."""
-    in_shards = manifest.tokenizer != "bytes" and blob != manifest.tokenizer  # a byte is below BYTE_VALUES anyway
-    return _wrong(path, blob, manifest.dtype, manifest.vocab_size if in_shards else 0)
+    in_shards = manifest.tokenizer != "bytes" and blob not in manifest.files()  # a byte is below BYTE_VALUES anyway
+    return _wrong(path, blob, manifest.dtype, manifest.vocab_size if in_shards else 0, manifest.rows is not None)
 
 
 def check_private(folder: Path, public: DataManifest) -> None:
@@ -162,20 +211,34 @@ def check_private(folder: Path, public: DataManifest) -> None:
     mine = read_prepared(folder)
     if (mine.tokenizer, mine.separator) != (public.tokenizer, public.separator):
         raise DataError(f"{folder}: was prepared with another tokenizer or separator than the run's data")
+    if (mine.rows and mine.rows.tokens) != (public.rows and public.rows.tokens):
+        raise DataError(f"{folder}: has {mine.kind}, and the run's data {public.kind}")
     for problem in check(mine, folder):
         raise DataError(f"{folder}: {problem.blob}: {problem.reason}")
 
 
 def sample_order(manifest: DataManifest, seed: int, sequence_length: int) -> SampleOrder:
     """The order in which a run goes through the training data. Raises DataError for data without a sample."""
-    counts = _sample_counts(manifest.train, sequence_length)
+    counts = _sample_counts(manifest, "train", sequence_length)
     if not any(counts):
         raise DataError(f"the training data has no sample of {sequence_length} tokens and one more")
     return SampleOrder(seed, counts)
 
 
+def held_out_samples(manifest: DataManifest, sequence_length: int) -> int:
+    """How many the held-out data has."""
+    return sum(_sample_counts(manifest, "heldout", sequence_length))
+
+
+def held_out_shards(manifest: DataManifest, samples: Sequence[int], sequence_length: int) -> list[Shard]:
+    """The shards that these held-out samples lie in."""
+    ends = list(accumulate(_sample_counts(manifest, "heldout", sequence_length)))
+    return [manifest.heldout[place] for place in sorted({bisect_right(ends, sample) for sample in samples})]
+
+
 class Dataset:
-    """Samples read from shards. A sample is `sequence_length` tokens and their successor, all from one shard.
+    """Samples read from shards. A sample is `sequence_length` tokens and their successor, all from one shard: a row,
+    where the data has rows.
 
     A shard is opened when a sample of it is asked for, and all its bytes are compared with its name each time that it
     is: any other may be missing. Nothing is mapped: a file that is cut short or cannot be read is one to be had again,
@@ -216,7 +279,8 @@ class Dataset:
         return ends[-1] if ends else 0
 
     def batch(self, split: Split, ids: Sequence[int], sequence_length: int) -> "torch.Tensor":
-        """int64 [len(ids), sequence_length + 1]: inputs are `[:, :-1]`, labels `[:, 1:]`.
+        """int64 [len(ids), sequence_length + 1], words (see training.data.rows): inputs are `[:, :-1]`, labels
+        `[:, 1:]`.
 
         Raises DataDamaged for a shard that is missing or not what its name says, DataError for one of other tokens than
         the data manifest says, or a sample that there is not.
@@ -224,12 +288,13 @@ class Dataset:
         import torch
 
         ends, shards = self._sample_ends(split, sequence_length), self.manifest.shards(split)
+        apart = sequence_length + 1 if self.manifest.rows else sequence_length  # the starts of two samples
         rows = np.empty((len(ids), sequence_length + 1), np.int64)
         for row, sample in zip(rows, ids, strict=True):
             if not ends or not 0 <= sample < ends[-1]:
                 raise DataError(f"no sample {sample} in the {split} data ({ends[-1] if ends else 0} samples)")
             shard = bisect_right(ends, sample)
-            start = (sample - (ends[shard - 1] if shard else 0)) * sequence_length
+            start = (sample - (ends[shard - 1] if shard else 0)) * apart
             row[:] = self._read(shards[shard], start, sequence_length + 1)
         return torch.from_numpy(rows)
 
@@ -240,7 +305,7 @@ class Dataset:
     def _sample_ends(self, split: Split, sequence_length: int) -> list[int]:
         key = (split, sequence_length)
         if key not in self._ends:
-            self._ends[key] = list(accumulate(_sample_counts(self.manifest.shards(split), sequence_length)))
+            self._ends[key] = list(accumulate(_sample_counts(self.manifest, split, sequence_length)))
         return self._ends[key]
 
     def _read(self, shard: Shard, start: int, tokens: int) -> np.ndarray:
@@ -272,14 +337,24 @@ class Dataset:
         return DataError(f"{self._blobs}: {problem.blob}: {problem.reason}")
 
 
-def _sample_counts(shards: Sequence[Shard], sequence_length: int) -> list[int]:
-    return [(shard.tokens - 1) // sequence_length for shard in shards]
+def _sample_counts(manifest: DataManifest, split: Split, sequence_length: int) -> list[int]:
+    """Of each shard; none where the rows have another length."""
+    shards, rows = manifest.shards(split), manifest.rows
+    if rows is None:
+        return [(shard.tokens - 1) // sequence_length for shard in shards]
+    return [shard.tokens // rows.tokens if rows.tokens == sequence_length + 1 else 0 for shard in shards]
 
 
 def _contradiction(manifest: DataManifest) -> str | None:
     """What single keys cannot say."""
     bytewise = manifest.tokenizer == "bytes"
-    dtype = "uint8" if bytewise else token_dtype(manifest.vocab_size)
+    rows, dtype = manifest.rows, "uint8" if bytewise else token_dtype(manifest.vocab_size)
+    if rows is not None:
+        if bytewise:
+            return "rows of conversations need a tokenizer"
+        if rows.template.size > MAX_TEMPLATE_BYTES:
+            return f"expected a chat template of at most {MAX_TEMPLATE_BYTES} bytes"
+        dtype = "uint32"
     if bytewise and (manifest.vocab_size, manifest.separator) != (BYTE_VALUES, 0):
         return f"bytes have a vocabulary of {BYTE_VALUES}, and 0 between documents"
     if manifest.dtype != dtype:
@@ -291,11 +366,18 @@ def _contradiction(manifest: DataManifest) -> str | None:
     shards = manifest.train + manifest.heldout
     if any(shard.tokens * np.dtype(dtype).itemsize != shard.size for shard in shards):
         return "a shard's tokens differ from its bytes"
-    sizes = {shard.sha256: shard.size for shard in shards}
-    if any(sizes[shard.sha256] != shard.size for shard in shards):
-        return "a shard is listed with two sizes"
-    if not isinstance(manifest.tokenizer, str) and manifest.tokenizer.sha256 in sizes:
-        return "the tokenizer is listed as a shard too"
+    if rows is not None and any(shard.tokens % rows.tokens for shard in shards):
+        return "a shard has a part of a row"
+    sizes = {shard.sha256: (shard.size, shard.root) for shard in shards}
+    if any(sizes[shard.sha256] != (shard.size, shard.root) for shard in shards):
+        return "a shard is listed with two sizes or two Merkle roots"
+    files = [blob.sha256 for blob in manifest.files()]
+    if any(name in sizes for name in files):
+        return "the tokenizer or the chat template is listed as a shard too"
+    if len({*files}) < len(files):
+        return "the tokenizer is listed as the chat template too"
+    if sum(source.tokens for source in manifest.sources) > manifest.tokens("train"):
+        return "its sources have more tokens than the training data"
     return None
 
 
@@ -308,8 +390,8 @@ def _load(path: Path, limit: int) -> bytes:
         raise DataError(str(error)) from None
 
 
-def _wrong(path: Path, blob: BlobRef, dtype: str, limit: int) -> Problem | None:
-    """What is wrong with a blob; the token ids in it have to be below `limit`, unless that is 0."""
+def _wrong(path: Path, blob: BlobRef, dtype: str, limit: int, words: bool) -> Problem | None:
+    """What is wrong with a blob; the token ids in it have to be below `limit`, unless that is 0. `words`: of rows."""
     digest, kind, largest = hashlib.sha256(), np.dtype(dtype).newbyteorder("<"), 0
     try:
         with open(path, "rb") as file:
@@ -317,7 +399,10 @@ def _wrong(path: Path, blob: BlobRef, dtype: str, limit: int) -> Problem | None:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
                 if limit and size == blob.size:  # then it is a whole number of tokens
-                    largest = max(largest, int(np.frombuffer(chunk, kind).max()))
+                    found = np.frombuffer(chunk, kind)
+                    if words and ((found & BEGINS != 0) & (found & SILENT == 0)).any():
+                        return Problem(blob.sha256, "holds a document's first token whose loss counts", False)
+                    largest = max(largest, int((found & IDS if words else found).max()))
     except OSError as error:
         return Problem(blob.sha256, error.strerror or "cannot be read", True)
     named = digest.hexdigest() == blob.sha256

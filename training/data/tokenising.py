@@ -1,19 +1,22 @@
-"""Text becomes token ids: in pieces, piece after piece, in as many processes as are wanted, in the same order."""
+"""Text becomes token ids, and conversations become rows of words: piece after piece, in as many processes as are
+wanted, in the same order."""
 
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from dlx.training.data import rows
+from dlx.training.data.conversations import ConversationError, Template
 from dlx.training.data.shards import DataError, Split, TextError
 from dlx.training.data.vocabulary import Vocabulary
 
@@ -21,14 +24,19 @@ PIECE = 256 * 1024  # bytes of a document that the tokenizer sees at once: a lon
 
 BATCH = 1024 * 1024  # bytes of text that a process gets at a time
 
+_ROWS = 64  # that a batch of conversations fills, about: fewer have much room left at their ends
+_WORD = 4  # bytes of text to a token, about
+
+_Batch = TypeVar("_Batch")
+
 
 class Part(NamedTuple):
     """Some bytes of a document, or (None) its end."""
 
     split: Split
     content: bytes | None
-    path: Path
-    at: int  # where they are in the document
+    where: str  # the document
+    at: int  # where they are in it
 
 
 Tokens = list[tuple[Split, bytes]]  # token ids as they lie in shards
@@ -40,7 +48,52 @@ class Text(NamedTuple):
     ends: bool  # the document ends with it
 
 
-def raw_batches(parts: Iterable[Part]) -> Iterator[Tokens]:
+class Conversation(NamedTuple):
+    split: Split
+    content: bytes  # see conversations.conversation
+    where: str
+
+
+class Counts(NamedTuple):
+    """Of conversations, each of one sample or several."""
+
+    packed: int = 0
+    cut: int = 0  # of those packed: with a sample that is longer than a row
+    left_out: int = 0  # an assistant would speak behind the row's end only
+
+    def __add__(self, other: "Counts") -> "Counts":  # type: ignore[override]
+        return Counts(*map(sum, zip(self, other, strict=True)))
+
+
+class Encoded(NamedTuple):
+    """What a batch becomes: token ids as they lie in shards, or rows of words."""
+
+    tokens: Tokens
+    counts: Counts = Counts()
+
+
+class Chat(NamedTuple):
+    """How conversations are packed."""
+
+    text: str  # of the template
+    special: dict[str, str]  # tokens that the template may name
+    row: int  # words
+
+    @property
+    def batch(self) -> int:
+        """Bytes of conversations that are packed together."""
+        return max(BATCH, _ROWS * _WORD * self.row)
+
+    @property
+    def template(self) -> Template:
+        """Raises DataError for one that is none."""
+        try:
+            return Template(self.text, self.special)
+        except ConversationError as error:
+            raise DataError(str(error)) from None
+
+
+def raw_batches(parts: Iterable[Part]) -> Iterator[Encoded]:
     """Bytes as tokens, 0 after each document."""
     batch: Tokens = []
     size = 0
@@ -49,9 +102,9 @@ def raw_batches(parts: Iterable[Part]) -> Iterator[Tokens]:
         batch.append((part.split, content))
         size += len(content)
         if size >= BATCH:
-            yield batch
+            yield Encoded(batch)
             batch, size = [], 0
-    yield batch
+    yield Encoded(batch)
 
 
 def text_batches(parts: Iterable[Part]) -> Iterator[list[Text]]:
@@ -67,23 +120,27 @@ def text_batches(parts: Iterable[Part]) -> Iterator[list[Text]]:
     yield batch
 
 
+def conversation_batches(parts: Iterable[Part]) -> Iterator[list[Conversation]]:
+    """All conversations in one, so that they are packed together."""
+    batch, content = list[Conversation](), b""
+    for part in parts:
+        content += part.content or b""
+        if part.content is None:
+            batch.append(Conversation(part.split, content, part.where))
+            content = b""
+    yield batch
+
+
 def tokenised(
-    batches: Iterable[list[Text]], vocabulary: Vocabulary, dtype: str, workers: int
-) -> Generator[Tokens, None, None]:
-    """The ids of each batch, in order, as little-endian `dtype`; computed in so many processes of their own if there
-    are several. Raises DataError."""
-    if workers == 1:
-        for batch in batches:
-            yield _encoded(batch, vocabulary, dtype)
+    batches: Iterable[_Batch], vocabulary: Vocabulary, dtype: str, chat: Chat | None, workers: int
+) -> Generator[Encoded, None, None]:
+    """The ids of each batch of texts, in order, as little-endian `dtype`; with `chat` the rows of each batch of
+    conversations. Computed in so many processes of their own if there are several. Raises DataError."""
+    pool = _processes(workers, (vocabulary.content, vocabulary.separator, dtype, chat)) if workers > 1 else None
+    if pool is None:
+        yield from map(_encoder(vocabulary, dtype, chat), batches)
         return
-    given = vocabulary.content, vocabulary.separator, dtype
-    try:
-        pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, given)
-    except OSError as error:  # its locks lie in shared memory: a container may have none, or none that can be written
-        raise DataError(
-            f"no tokenising processes: shared memory (/dev/shm) cannot be used ({error.strerror}): use --workers 1"
-        ) from None
-    waiting: deque[Future[Tokens]] = deque()
+    waiting: deque[Future[Encoded]] = deque()
     try:
         for batch in batches:
             waiting.append(pool.submit(_work, batch))
@@ -99,10 +156,18 @@ def tokenised(
         pool.shutdown(cancel_futures=True)
 
 
-_of_this_process: tuple[Vocabulary, str]
+def _processes(workers: int, given: tuple[bytes, int, str, Chat | None]) -> ProcessPoolExecutor | None:
+    """None where there can be none: their locks lie in shared memory, which a container may lack, or not let write."""
+    try:
+        return ProcessPoolExecutor(workers, get_context("spawn"), _begin, given)
+    except OSError:
+        return None
 
 
-def _begin(tokenizer: bytes, separator: int, dtype: str) -> None:
+_of_this_process: Callable[[Any], Encoded]
+
+
+def _begin(tokenizer: bytes, separator: int, dtype: str, chat: Chat | None) -> None:
     """In a new process, which ends with the one that asked for it: an interruption is that one's business."""
     global _of_this_process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -110,7 +175,7 @@ def _begin(tokenizer: bytes, separator: int, dtype: str) -> None:
     parent = parent_process()
     assert parent is not None
     threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
-    _of_this_process = Vocabulary.parse(tokenizer, separator, "the tokenizer"), dtype
+    _of_this_process = _encoder(Vocabulary.parse(tokenizer, separator, "the tokenizer"), dtype, chat)
 
 
 def _end_after(parent: BaseProcess) -> None:
@@ -118,17 +183,47 @@ def _end_after(parent: BaseProcess) -> None:
     os._exit(1)
 
 
-def _work(batch: list[Text]) -> Tokens:
-    return _encoded(batch, *_of_this_process)
+def _work(batch: Any) -> Encoded:
+    return _of_this_process(batch)
 
 
-def _encoded(texts: list[Text], vocabulary: Vocabulary, dtype: str) -> Tokens:
+def _encoder(vocabulary: Vocabulary, dtype: str, chat: Chat | None) -> Callable[[Any], Encoded]:
+    """Of batches. Raises DataError for a template that is none."""
+    if chat is None:
+        return partial(_encoded, vocabulary=vocabulary, dtype=dtype)
+    return partial(_packed, vocabulary=vocabulary, template=chat.template, row=chat.row)
+
+
+def _packed(batch: list[Conversation], vocabulary: Vocabulary, template: Template, row: int) -> Encoded:
+    documents: dict[Split, list[rows.Words]] = {"train": [], "heldout": []}
+    counts = Counts()
+    for split, content, where in batch:
+        try:
+            samples = vocabulary.spoken(template.rendered(content))
+        except (ConversationError, TextError) as error:
+            raise TextError(f"{where}: {error}") from None
+        found = [words for sample in samples if (words := rows.words(sample, row)) is not None]
+        documents[split] += found
+        if found:
+            counts += Counts(packed=1, cut=any(len(sample.ids) > row for sample in samples))
+        else:
+            counts += Counts(left_out=1)
+    tokens: Tokens = [
+        (split, rows.packed(found, row, vocabulary.separator).astype("<u4").tobytes())
+        for split, found in documents.items()
+    ]
+    return Encoded(tokens, counts)
+
+
+def _encoded(texts: list[Text], vocabulary: Vocabulary, dtype: str) -> Encoded:
     kind = np.dtype(dtype).newbyteorder("<")
     found = zip(texts, vocabulary.encode([text.content for text in texts]), strict=True)
-    return [
-        (text.split, np.array([*ids, vocabulary.separator] if text.ends else ids, kind).tobytes())
-        for text, ids in found
-    ]
+    return Encoded(
+        [
+            (text.split, np.array([*ids, vocabulary.separator] if text.ends else ids, kind).tobytes())
+            for text, ids in found
+        ]
+    )
 
 
 def _texts(parts: Iterable[Part]) -> Iterator[Text]:
@@ -140,19 +235,19 @@ def _texts(parts: Iterable[Part]) -> Iterator[Text]:
         buffer += part.content or b""
         while len(buffer) > PIECE:
             cut = buffer.rfind(b"\n", 0, PIECE) + 1 or max(0, buffer.rfind(b" ", 0, PIECE)) or _character(buffer)
-            yield Text(part.split, _decoded(buffer[:cut], part.path, at), False)
+            yield Text(part.split, _decoded(buffer[:cut], part.where, at), False)
             del buffer[:cut]
             at += cut
         if part.content is None:
-            yield Text(part.split, _decoded(buffer, part.path, at), True)
+            yield Text(part.split, _decoded(buffer, part.where, at), True)
             buffer.clear()
 
 
-def _decoded(content: bytearray, path: Path, at: int) -> str:
+def _decoded(content: bytearray, where: str, at: int) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise TextError(f"{path}: not UTF-8 text at byte {at + error.start}") from None
+        raise TextError(f"{where}: not UTF-8 text at byte {at + error.start}") from None
 
 
 def _character(buffer: bytearray) -> int:

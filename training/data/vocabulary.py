@@ -1,11 +1,17 @@
 """A run's `tokenizer.json`: how text becomes token ids, and which token stands between documents."""
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dlx.ground.untrusted import decode_json
+from dlx.training.data.conversations import Rendered
+from dlx.training.data.rows import Sample
 from dlx.training.data.shards import (
     BYTE_VALUES,
     MAX_TOKENIZER_BYTES,
@@ -74,25 +80,53 @@ class Vocabulary:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text on its own, without special tokens around it: the same for any grouping of texts."""
-        try:
+        with _encoding():
             return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-        except Exception as error:
-            raise TextError(f"the tokenizer cannot encode the text ({_line(error)})") from None
+
+    def spoken(self, texts: Sequence[Rendered]) -> list[Sample]:
+        """The ids of each text, as `encode` has them; the loss of those counts that have a part of what is spoken."""
+        with _encoding():
+            found = self._tokenizer.encode_batch([one.text for one in texts], add_special_tokens=False)
+        return [Sample(one.ids, _counted(text, one.offsets)) for text, one in zip(texts, found, strict=True)]
+
+    def around(self) -> tuple[list[int], list[int]]:
+        """The ids that the tokenizer puts before and behind a text, by what becomes of a letter. Raises TextError, also
+        unless the letter stands there once, as one token."""
+        with _encoding():
+            inner, whole = (self._tokenizer.encode("a", add_special_tokens=around) for around in (False, True))
+        places = [place for place, special in enumerate(whole.special_tokens_mask) if not special]
+        if len(inner.ids) != 1 or len(places) != 1:
+            raise TextError("a letter does not stand once, as one token, in what the tokenizer makes of it")
+        return whole.ids[: places[0]], whole.ids[places[0] + 1 :]
 
     def id_of(self, text: str) -> int | None:
         """Of the token that is spelled so; None where there is none."""
         found = self._tokenizer.token_to_id(text)
         return None if found is None else int(found)
 
+    def text_of(self, token: int) -> str | None:
+        """How a token is spelled, by its id; None where there is none."""
+        found = self._tokenizer.id_to_token(token)
+        return None if found is None else str(found)
+
+    def settings(self) -> dict[str, Any]:
+        """The tokenizer.json as it was understood: with every key that the file may leave out, and no unknown one."""
+        return dict(json.loads(self._tokenizer.to_str()))
+
     @property
     def end(self) -> str:
         """The separator as text."""
-        return str(self._tokenizer.id_to_token(self.separator))
+        return str(self.text_of(self.separator))
+
+    @property
+    def added(self) -> dict[int, bool]:
+        """Of each token that is found whole in a text, by its id: whether it is special."""
+        return {token: bool(one.special) for token, one in self._tokenizer.get_added_tokens_decoder().items()}
 
     @property
     def has_special(self) -> bool:
         """Whether there are special tokens that count as such where a text spells them out."""
-        return any(token.special for token in self._tokenizer.get_added_tokens_decoder().values())
+        return any(self.added.values())
 
 
 def is_bytes(path: Path) -> bool:
@@ -115,6 +149,31 @@ def tokenizer_problem(manifest: DataManifest, blobs: Path) -> str | None:
     if found.size != manifest.vocab_size:
         return f"{manifest.tokenizer.sha256}: a tokenizer of {found.size} tokens, not of {manifest.vocab_size}"
     return None
+
+
+def _counted(text: Rendered, offsets: Sequence[tuple[int, int]]) -> list[bool]:
+    """Of each token. Offsets may leave out spaces: a token begins no later than where the one before ends."""
+    before = np.zeros(len(text.text) + 1, np.int64)  # characters spoken before each place
+    for low, high in text.spoken:
+        before[low + 1 : high + 1] = 1
+    before = np.cumsum(before)
+    found, ended = list[bool](), 0
+    for low, high in offsets:
+        low = min(low, ended)
+        ended = max(ended, high)
+        found.append(bool(before[max(low, high)] > before[low]))
+    return found
+
+
+@contextmanager
+def _encoding() -> Iterator[None]:
+    """Raises TextError for whatever the Rust code raises."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # plain Exceptions, and panics that are no Exception at all
+        raise TextError(f"the tokenizer cannot encode the text ({_line(error)})") from None
 
 
 def _load(content: bytes, origin: str) -> "Tokenizer":

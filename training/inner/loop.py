@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from dlx.training.models.stages import StageModel, stage_shapes
 from dlx.training.models.transfers import to_device
 from dlx.training.models.weights import Shapes
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Inner
+from dlx.training.recipe.recipe import Inner, reads_data
 
 
 class TrainingError(RuntimeError):
@@ -54,9 +55,10 @@ Conclude = Callable[[Sequence[float], float | None], Conclusion]
 class InnerLoop:
     """Weights and optimiser state of slot (replica, stage), and the steps that change them.
 
-    `dataset` is needed on the first and on the last stage. Weights and state are zero until loaded. On a CPU a step
+    `dataset` is needed on stages that read data. Weights and state are zero until loaded. On a CPU a step
     gives the same bits in every process with the same number of threads on the same kind of machine. `placement`
-    (settled) says what is computed where, see StageModel; what is loaded may be on any device.
+    (settled) says what is computed where, see StageModel; what is loaded may be on any device. With an adapter the
+    weights of its base are read from their file in `blobs`; raises Damaged where that has to be had again.
     """
 
     def __init__(
@@ -65,27 +67,31 @@ class InnerLoop:
         stage: int,
         dataset: Dataset | None,
         placement: Placement = ONE_THREAD,
+        blobs: Path | None = None,
     ) -> None:
         self.shapes: dict[str, tuple[int, ...]] = stage_shapes(manifest, stage)
         self.optimiser_shapes = optimiser_shapes(manifest, stage)
         self._manifest, self._dataset = manifest, dataset
         self.norms = Norms(0.0, 0.0, 0.0)  # of the last step
-        self._needs_data = stage in (0, len(manifest.stages) - 1)
+        self._needs_data = reads_data(manifest, stage)
         if self._needs_data:
             self._check_data()
         self._hold(stage, placement)
+        if manifest.adapter is not None:
+            assert blobs is not None
+            self._model.load_base(manifest, blobs)
 
     def _hold(self, stage: int, placement: Placement) -> None:
         """Make the stage's tensors."""
         self._model = StageModel(self._manifest, stage, placement)
-        self._parameters: dict[str, Tensor] = dict(self._model.named_parameters())
+        self._parameters: dict[str, Tensor] = dict(self._model.trained())
         self._optimisers = Optimisers(self._parameters, self._manifest)
         for tensor in self.weights().values():
             tensor.zero_()
 
     @property
     def data(self) -> bytes | None:
-        """sha256 of the data manifest that this stage trains on; None between the first and the last stage."""
+        """sha256 of the data manifest that this stage trains on; None where it reads none."""
         return self._dataset.identity if self._needs_data and self._dataset else None
 
     @property
@@ -185,7 +191,7 @@ class InnerLoop:
         return found.loss
 
     def _batch(self, samples: Sequence[int] | None) -> Tensor | None:
-        """int64 [batch size, length + 1] in main memory; None on a stage without data."""
+        """Words int64 [batch size, length + 1] in main memory; None on a stage without data."""
         if not self._needs_data:
             return None
         assert self._dataset is not None and samples is not None
@@ -199,7 +205,9 @@ class InnerLoop:
 
     def _check_data(self) -> None:
         if self._dataset is None:
-            raise TrainingError("the first and the last stage need the run's data")
+            raise TrainingError("this stage needs the run's data")
+        if self._manifest.data.chat != (self._dataset.manifest.rows is not None):
+            raise TrainingError(f"the data has {self._dataset.manifest.kind}, and data.chat says otherwise")
         if self._dataset.vocab_size > int(self._manifest.model.config["vocab_size"]):
             raise TrainingError(f"the data has {self._dataset.vocab_size} tokens, more than the model's vocab_size")
         if not self._dataset.len_samples("train", self._manifest.data.sequence_length):

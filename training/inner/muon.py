@@ -83,8 +83,8 @@ def matrices(tensor: Tensor, fused: Fused, heads: int) -> list[Tensor]:
         return list(tensor.unflatten(1, (3, -1)).unbind(1))
     if fused == "heads":
         return list(tensor.unflatten(0, (heads, 3, -1)).unbind(1))
-    blocks = tensor.chunk(2, dim=1) if fused == "rows" else (tensor,)
-    return [one for block in blocks for one in block.unbind()] if tensor.dim() == 3 else [tensor]
+    blocks = tensor.chunk(2, dim=-2) if fused == "rows" else (tensor,)
+    return [one for block in blocks for one in block.unbind()] if tensor.dim() == 3 else list(blocks)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

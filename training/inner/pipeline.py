@@ -4,6 +4,7 @@ Every stage sees the micro-batches in the same order, so the gradients are bit-e
 All of a link's messages come in an order that both sides know; anything else is a broken pipe.
 """
 
+import math
 import queue
 import struct
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dlx.training.inner.packing import pack, packed_bytes, unpack
+from dlx.training.models.batches import counted, parted
 from dlx.training.models.stages import StageModel
 from dlx.training.models.transfers import to_device, to_host
 
@@ -46,17 +48,21 @@ def run_step(
     previous: Link | None,
     next: Link | None,
     stop: Callable[[], bool] = lambda: False,
+    count: Tensor | None = None,
 ) -> Tensor | None:
     """Add the mean gradient over the step's micro-batches to the model's `.grad`s, in 1F1B order.
 
     Where the first stage's embedding is the last one's head, it goes there first, and its gradient comes back last.
 
-    `micro_batches`: int64 [n, length + 1] each, on the first and the last stage (inputs `[:, :-1]`, labels `[:, 1:]`).
-    Between stages go activations and gradients of `model.activation_shape`, as `model.packing` says. Returns the mean
-    loss in nats per token on the last stage, a scalar on its device, None elsewhere. Raises PipeBroken, or Stopped once
-    `stop()` is true.
+    `micro_batches`: words int64 [n, length + 1] each, on stages that read data. Between stages go activations and
+    gradients of `model.activation_shape`, as `model.packing` says. Returns the mean loss in nats on the last stage over
+    those of the batch's tokens that count, a scalar on its device, None elsewhere. `count`: how many there are; None:
+    those of these micro-batches. Raises PipeBroken, or Stopped once `stop()` is true.
     """
-    count, shape = model.micro_batches, model.activation_shape
+    number, shape = model.micro_batches, model.activation_shape
+    batches = None if micro_batches is None else [parted(words, model.has_rows) for words in micro_batches]
+    if next is None and count is None:
+        count = counted(torch.cat(list(micro_batches)))  # type: ignore[arg-type]
     in_flight: dict[int, tuple[Tensor, Tensor]] = {}  # micro-batch to (input, output)
     losses: list[Tensor] = []  # asking for a number here would have the device wait for us, at every micro-batch
 
@@ -66,15 +72,17 @@ def run_step(
 
     def forward(micro: int) -> None:
         _check(stop)
+        batch = None if batches is None else batches[micro]
+        begins = None if batch is None else batch.begins
         if previous is None:
-            source = micro_batches[micro][:, :-1]  # type: ignore[index]
+            source = batch.ids  # type: ignore[union-attr]
         else:
             source = received(previous, "activation", micro).requires_grad_()
         if next is None:
-            output = model(source, micro_batches[micro][:, 1:]) / count  # type: ignore[index]
+            output = model(source, batch.labels, begins, count)  # type: ignore[union-attr]
             losses.append(output.detach())
         else:
-            output = model(source)
+            output = model(source, begins=begins)
             next.send("activation", step, micro, pack(output, model.packing))
         in_flight[micro] = (source, output)
 
@@ -86,11 +94,11 @@ def run_step(
             previous.send("gradient", step, micro, pack(source.grad, model.packing))  # type: ignore[arg-type]
 
     _hand_on_embedding(model, step, previous, next)
-    ahead = min(model.stages - model.stage - 1, count)
+    ahead = min(model.stages - model.stage - 1, number)
     for micro in range(ahead):
         forward(micro)
-    for micro in range(count):
-        if micro + ahead < count:
+    for micro in range(number):
+        if micro + ahead < number:
             forward(micro + ahead)
         backward(micro)
     _hand_back_gradient(model, step, previous, next)
@@ -153,12 +161,12 @@ def add_norms(
         total += square
     if next is None:
         assert loss is not None
-        norm = total**0.5
+        norm = math.sqrt(total)  # rounded correctly everywhere, as a power is not
     else:
         next.send("norm", step, 0, struct.pack("<d", total))
         norm, loss = _numbers(next.recv("total", step, 0), 2)
-        if norm < total**0.5:  # a liar would have the gradients not clipped
-            raise PipeBroken(f"the replica's gradient norm cannot be {norm:g}: up to this stage it is {total**0.5:g}")
+        if norm < (least := math.sqrt(total)):  # a liar would have the gradients not clipped
+            raise PipeBroken(f"the replica's gradient norm cannot be {norm:g}: up to this stage it is {least:g}")
     if previous is not None:
         previous.send("total", step, 0, struct.pack("<2d", norm, loss))
     return Norms(received, total, norm), loss
@@ -178,24 +186,30 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return torch.float32 if tensor.is_mps else torch.float64
 
 
-def barrier(step: int, previous: Link | None, next: Link | None, behind: bytes = b"", ahead: bytes = b"") -> None:
+def barrier(
+    step: int, previous: Link | None, next: Link | None, behind: bytes = b"", ahead: bytes = b""
+) -> tuple[bytes, bytes]:
     """Return only once every stage of the replica has come here: a wave to the last stage and back.
 
-    `behind` and `ahead` are what this stage recorded of the links to the previous and the next one. Raises PipeBroken
-    where a neighbour recorded something else: nobody is to publish what contradicts it.
+    `behind` and `ahead` are what this stage recorded of the links to the previous and the next one. Returns what came
+    behind the same records of these: their signatures, empty of a stage that there is not and inside one process.
+    Raises PipeBroken where a neighbour recorded something else: nobody is to publish what contradicts it.
     """
+    before = after = b""
     if previous is not None:
-        _compare(previous.recv("barrier", step, 0), behind, "previous")
+        before = _signature(previous.recv("barrier", step, 0), behind, "previous")
     if next is not None:
         next.send("barrier", step, 0, ahead)
-        _compare(next.recv("release", step, 0), ahead, "next")
+        after = _signature(next.recv("release", step, 0), ahead, "next")
     if previous is not None:
         previous.send("release", step, 0, behind)
+    return before, after
 
 
-def _compare(its: Bytes, mine: bytes, which: str) -> None:
-    if its != mine:
+def _signature(its: Bytes, mine: bytes, which: str) -> bytes:
+    if its[: len(mine)] != mine:
         raise PipeBroken(f"the {which} stage recorded other tensors or norms of this round than went over the pipe")
+    return bytes(its[len(mine) :])
 
 
 def queue_links(timeout: float = 60.0) -> tuple[Link, Link]:

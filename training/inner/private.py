@@ -1,6 +1,7 @@
-"""A replica that trains on data of its own: its first and last stage must hold the same, and every stage has to know.
+"""A replica that trains on data of its own: all stages that read it must hold the same, and every stage has to know.
 
-Only the inputs of the first stage and the labels of the last one come from the data, so the stages between need none.
+Inputs of the first stage and labels of the last one come from the data. The stages between read none, unless it has
+rows, of which they need to know where documents begin.
 What they all learn is the sha256 of the data manifest; the data itself never leaves the two nodes.
 """
 
@@ -18,17 +19,20 @@ _KIND = "data"
 def agree(manifest: Manifest, mine: bytes | None, step: int, previous: Link | None, next: Link | None) -> bool:
     """Whether the replica trains on private data; said by the first and the last stage to all, before a round.
 
-    `mine` is the sha256 of the data manifest that this stage trains on, on the first and the last one. In a run that
-    allows no private data nothing is sent. Raises PipeBroken where the two differ: then nobody trains.
+    `mine` is the sha256 of the data manifest that this stage trains on, if it reads data. In a run that allows no
+    private data nothing is sent. Raises PipeBroken where they differ: then nobody trains.
     """
     if not manifest.data.private:
         return False
     first = _expect(mine) if previous is None else _hash(previous.recv(_KIND, step, 0))
+    between = mine or first
     if next is None:
         last = _expect(mine)
     else:
-        next.send(_KIND, step, 0, first)
+        next.send(_KIND, step, 0, between)
         last = _hash(next.recv(_KIND, step, 0))
+    if between != first:  # those before hear it on the way back, as those behind have
+        last = between
     if previous is not None:
         previous.send(_KIND, step, 0, last)
     public = bytes.fromhex(manifest.data.manifest.sha256)
@@ -37,9 +41,7 @@ def agree(manifest: Manifest, mine: bytes | None, step: int, previous: Link | No
         told = " and ".join(
             "the run's data" if one == public else f"private data {one.hex()[:12]}" for one in (first, last)
         )
-        raise PipeBroken(
-            f"this replica's first and last stage train on {told}: start both with the same --private-data"
-        )
+        raise PipeBroken(f"stages of this replica train on {told}: start all with the same --private-data")
     return first != public
 
 

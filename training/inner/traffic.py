@@ -9,6 +9,9 @@ from typing import NamedTuple
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import activation_bytes, embedding_bytes
 
+AGREE = ("barrier", "release")  # kinds that say what was recorded of a link
+RECORDED = 32 + 65  # bytes: what a stage recorded of the link, and its member's signature
+
 
 class Incoming(NamedTuple):
     """A kind of message: as many of them may have come as we sent of the kind `after`, and `ahead` more."""
@@ -25,14 +28,14 @@ def incoming(manifest: Manifest, stage: int, link: str) -> dict[str, Incoming]:
         found = {
             "gradient": Incoming(tensor, "activation", 0),
             "total": Incoming((16,), "norm", 0),
-            "release": Incoming((32,), "barrier", 0),
+            "release": Incoming((RECORDED,), "barrier", 0),
         }
     else:
         under_way = min(len(manifest.stages) - stage + 1, manifest.data.micro_batches)
         found = {
             "activation": Incoming(tensor, "gradient", under_way),
             "norm": Incoming((8,), "total", 1),
-            "barrier": Incoming((32,), "release", 1),
+            "barrier": Incoming((RECORDED,), "release", 1),
         }
     if embedding_bytes(manifest):
         tied = {"next": Incoming(embedding, "embedding", 0), "previous": Incoming(embedding, "tied gradient", 1)}

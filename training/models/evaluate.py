@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.nn import functional
 
 from dlx.training.data.shards import BYTE_VALUES, DataError, Dataset
-from dlx.training.models import weights
+from dlx.training.models import adapters, weights
+from dlx.training.models.batches import Batch, counted, documents, parted
+from dlx.training.models.loss import summed
 from dlx.training.models.stages import StageModel, stage_shapes
 from dlx.training.models.transfers import to_device
+from dlx.training.recipe.evaluation import spread
 from dlx.training.recipe.manifest import Manifest
 
 
@@ -23,46 +25,58 @@ class EvaluateError(ValueError):
 def heldout_loss(
     folder: Path, dataset: Dataset, sequence_length: int, max_samples: int = 64, device: str = "cpu"
 ) -> float:
-    """Mean cross-entropy in nats per token (for byte-level data: per byte) of a Hugging Face folder's model.
+    """Mean cross-entropy in nats per token (for byte-level data: per byte; of conversations: per token that counts) of
+    a Hugging Face folder's model.
 
     The same up to `max_samples` samples, spread over the held-out data, are used every time. Raises EvaluateError, and
     DataError when the held-out data is shorter than one sample.
     """
     model = _load(folder).to(device)
 
-    def loss(ids: Tensor, labels: Tensor) -> Tensor:
-        logits = model(to_device(ids, device), use_cache=False).logits
-        return functional.cross_entropy(logits.flatten(0, 1), to_device(labels, device).flatten())
+    def loss(batch: Batch) -> Tensor:
+        found = torch.zeros((), device=batch.ids.device)
+        for ids, labels in documents(batch):
+            logits = model(ids, use_cache=False).logits.float()
+            found = found + summed(logits.flatten(0, 1), labels.flatten())
+        return found
 
-    return _mean_loss(loss, dataset, sequence_length, max_samples)
+    return _mean_loss(loss, dataset, sequence_length, max_samples, device)
 
 
 def heldout_loss_of_stages(
-    manifest: Manifest, stage_files: Sequence[Path], dataset: Dataset, max_samples: int = 64
+    manifest: Manifest, stage_files: Sequence[Path], dataset: Dataset, max_samples: int = 64, blobs: Path | None = None
 ) -> float:
     """`heldout_loss` of a version as its canonical stage files. Raises WeightsError and DataError."""
     stages = [weights.read(path, stage_shapes(manifest, stage)) for stage, path in enumerate(stage_files)]
-    return heldout_loss_of_weights(manifest, stages, dataset, max_samples)
+    return heldout_loss_of_weights(manifest, stages, dataset, max_samples, blobs)
 
 
 def heldout_loss_of_weights(
-    manifest: Manifest, stages: Sequence[Mapping[str, Tensor]], dataset: Dataset, max_samples: int = 64
+    manifest: Manifest,
+    stages: Sequence[Mapping[str, Tensor]],
+    dataset: Dataset,
+    max_samples: int = 64,
+    blobs: Path | None = None,
 ) -> float:
-    """`heldout_loss` of each stage's float32 tensors. Raises DataError."""
+    """`heldout_loss` of each stage's float32 tensors. `blobs`: the folder that has an adapter's base. Raises
+    DataError."""
     models = []
     for stage, tensors in enumerate(stages):
         model = StageModel(manifest, stage)
-        model.load_state_dict(tensors)
+        if blobs is not None:
+            model.load_base(manifest, blobs)
+        model.load(tensors)
         models.append(model)
     if models[-1].tied_head is not None:
         models[-1].tied_head.data.copy_(models[0].embedding)
 
-    def loss(hidden: Tensor, labels: Tensor) -> Tensor:
+    def loss(batch: Batch) -> Tensor:
+        hidden, labels, begins = batch
         for model in models[:-1]:
-            hidden = model(hidden)
-        return models[-1](hidden, labels)
+            hidden = model(hidden, begins=begins)
+        return models[-1](hidden, labels, begins, 1)
 
-    return _mean_loss(loss, dataset, manifest.data.sequence_length, max_samples)
+    return _mean_loss(loss, dataset, manifest.data.sequence_length, max_samples, "cpu")
 
 
 def heldout_samples(dataset: Dataset, sequence_length: int, max_samples: int = 64) -> list[int]:
@@ -70,8 +84,7 @@ def heldout_samples(dataset: Dataset, sequence_length: int, max_samples: int = 6
     samples = dataset.len_samples("heldout", sequence_length)
     if not samples:
         raise DataError("the held-out data is shorter than one sample")
-    count = min(samples, max_samples)
-    return [index * samples // count for index in range(count)]
+    return spread(samples, max_samples)
 
 
 def generate(folder: Path, prompt: bytes, tokens: int = 200, seed: int = 0, temperature: float = 0.8) -> bytes:
@@ -95,11 +108,18 @@ def generate(folder: Path, prompt: bytes, tokens: int = 200, seed: int = 0, temp
     return bytes(text[start:])
 
 
+def refuse_adapter(folder: Path) -> None:
+    """Raises EvaluateError for a folder that has an adapter alone."""
+    if (folder / adapters.CONFIG).exists():
+        raise EvaluateError(f"{folder}: holds an adapter without its base; `pull --merged` gives the model")
+
+
 def _load(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    refuse_adapter(folder)
     if not (folder / "config.json").is_file():
         raise EvaluateError(f"{folder}: holds no config.json; name a folder made by export")
     try:
@@ -118,12 +138,13 @@ def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> int
 
 
 def _mean_loss(
-    loss: Callable[[Tensor, Tensor], Tensor], dataset: Dataset, sequence_length: int, max_samples: int
+    loss: Callable[[Batch], Tensor], dataset: Dataset, sequence_length: int, max_samples: int, device: str
 ) -> float:
-    """`loss` is the mean over some samples' inputs and labels."""
-    chosen, total = heldout_samples(dataset, sequence_length, max_samples), 0.0
+    """`loss` is the sum over some samples."""
+    chosen, total, count = heldout_samples(dataset, sequence_length, max_samples), 0.0, 0
     with torch.inference_mode():
         for first in range(0, len(chosen), 8):
-            batch = dataset.batch("heldout", chosen[first : first + 8], sequence_length)
-            total += loss(batch[:, :-1], batch[:, 1:]).item() * len(batch)
-    return total / len(chosen)
+            words = to_device(dataset.batch("heldout", chosen[first : first + 8], sequence_length), device)
+            total += loss(parted(words, dataset.manifest.rows is not None)).item()
+            count += int(counted(words))
+    return total / count

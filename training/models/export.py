@@ -3,8 +3,7 @@
 import json
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,12 @@ import msgspec
 import numpy as np
 
 from dlx.ground import durable
-from dlx.training.data.shards import BYTE_VALUES
+from dlx.ground.blobs import BlobError
 from dlx.training.data.vocabulary import Vocabulary
-from dlx.training.models import weights
-from dlx.training.models.shapes import pieces, stage_shapes
+from dlx.training.models import adapters, gguf_file, model_files, weights
+from dlx.training.models.gguf_file import GgufError
+from dlx.training.models.model_files import INDEX, Files, Form
+from dlx.training.models.weights import Dtype
 from dlx.training.recipe.family import Config
 from dlx.training.recipe.huggingface import transformers_config
 from dlx.training.recipe.manifest import Manifest
@@ -33,33 +34,33 @@ def export(
     out: Path,
     vocabulary: Vocabulary | None = None,
     usage: Usage | None = None,
+    form: Form = Form(),
+    base: Path | None = None,
 ) -> bytes:
     """Write `out` (config.json, model.safetensors, a tokenizer), loadable by `AutoModelForCausalLM.from_pretrained` of
-    transformers 4 and 5.
+    transformers 4 and 5. Of a run with an adapter it is what PEFT loads: adapter_config.json and
+    adapter_model.safetensors in place of the first two. Where `form` is merged it is the whole model, with the base's
+    files from the folder `base`. Or it is a model.gguf alone, where `form` says so.
 
     `stage_files` are the canonical weights of all stages in order; `vocabulary` is that of the run's data, None where
-    its tokens are bytes; `usage` what the manifest names as such. The folder appears complete or not at all. Returns
-    the sha256 of model.safetensors. Raises ExportError, also when `out` exists and is not an empty folder.
+    nobody has it; `usage` what the manifest names as such. The folder appears complete or not at all. Returns
+    the sha256 of the weights in one float32 file, in whatever form they are written. Raises ExportError, also when
+    `out` exists and is not an empty folder, or `form` has no number for a weight.
     """
     if len(stage_files) != len(manifest.stages):
         raise ExportError(f"expected one file per stage ({len(manifest.stages)}), got {len(stage_files)}")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ExportError(f"{out}: already exists; name a new or an empty folder")
-    merged, layout = dict[str, np.ndarray](), parse_model(manifest.model).layout
-    for stage, path in enumerate(stage_files):
-        try:
-            arrays = weights.read_arrays(path, stage_shapes(manifest, stage))
-        except weights.WeightsError as error:
-            raise ExportError(f"stage {stage}: {error}") from None
-        for name, values in arrays.items():
-            merged |= {layout.exported(one.name): values[one.place] for one in pieces(name, values.shape)}
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    write = _write_gguf if form.gguf else _write_folder
     try:
+        tensors = model_files.exported(manifest, stage_files, base)
         temporary.mkdir(parents=True)
-        digest = weights.write(merged, temporary / "model.safetensors", exported=True)
-        for name, content in described(manifest, vocabulary, usage).items():
-            durable.write_bytes(temporary / name, content)
+        write(temporary, manifest, tensors, vocabulary, usage or Usage(version=1), form)
+        digest = weights.weights_hash(tensors, "float32")
         durable.move(temporary, out)
+    except (BlobError, GgufError, weights.WeightsError) as error:
+        raise ExportError(str(error)) from None
     except OSError as error:
         raise ExportError(f"{out}: cannot be written ({error.strerror})") from None
     finally:
@@ -67,38 +68,64 @@ def export(
     return digest
 
 
-def stage_hashes(manifest: Manifest, model: Path) -> list[bytes]:
-    """The sha256 of each stage's canonical weights, as an exported model.safetensors has them. Raises ExportError where
-    that is none, or of another model."""
-    stages = [stage_shapes(manifest, stage) for stage in range(len(manifest.stages))]
-    exported = parse_model(manifest.model).layout.exported
-    parts = [one for shapes in stages for name, shape in shapes.items() for one in pieces(name, shape)]
-    try:
-        stored = weights.Stored(model, {exported(one.name): one.shape for one in parts}, exported=True)
-        arrays = weights.Lazy({one.name: one.shape for one in parts}, lambda name: stored[exported(name)])
-        return [weights.weights_hash(weights.Lazy(shapes, partial(_assembled, arrays, shapes))) for shapes in stages]
-    except (OSError, weights.WeightsError) as error:
-        raise ExportError(f"{model}: {error}") from None
+def file_hashes(
+    manifest: Manifest, stage_files: Sequence[Path], files: Files, dtype: Dtype, base: Path | None = None
+) -> dict[str, bytes]:
+    """The sha256 of each of the files that `export` writes of these tensors, without writing them. Raises WeightsError,
+    BlobError."""
+    tensors = model_files.exported(manifest, stage_files, base)
+    return {name: weights.weights_hash(_of(tensors, shapes), dtype) for name, shapes in files.items()}
 
 
-def _assembled(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], name: str) -> np.ndarray:
-    whole = np.empty(shapes[name], np.float32)
-    for one in pieces(name, shapes[name]):
-        whole[one.place] = arrays[one.name]
-    return whole
+def _write_folder(
+    folder: Path,
+    manifest: Manifest,
+    merged: weights.Lazy[np.ndarray],
+    vocabulary: Vocabulary | None,
+    usage: Usage,
+    form: Form,
+) -> None:
+    files = model_files.split(manifest, form)
+    for name, shapes in files.items():
+        weights.write(_of(merged, shapes), folder / name, exported=form.dtype)
+    if len(files) > 1:
+        durable.write_bytes(folder / INDEX, model_files.index(files, form.dtype))
+    for name, content in described(manifest, vocabulary, usage, form).items():
+        durable.write_bytes(folder / name, content)
 
 
-def described(manifest: Manifest, vocabulary: Vocabulary | None, usage: Usage | None) -> dict[str, bytes]:
+def _write_gguf(
+    folder: Path,
+    manifest: Manifest,
+    merged: weights.Lazy[np.ndarray],
+    vocabulary: Vocabulary | None,
+    usage: Usage,
+    form: Form,
+) -> None:
+    config = parse_model(manifest.model)
+    gguf_file.check(config, vocabulary)
+    assert vocabulary is not None  # it was checked
+    special, path = _tokenizer(config, usage, vocabulary), folder / gguf_file.FILE
+    ends = _as_list(_generation(config, usage, vocabulary.separator)["eos_token_id"])
+    gguf_file.write(config, manifest.name, merged, vocabulary, usage, special, ends, form.dtype, path)
+
+
+def _of(tensors: weights.Lazy[np.ndarray], shapes: weights.Shapes) -> weights.Lazy[np.ndarray]:
+    return weights.Lazy(shapes, tensors.__getitem__)
+
+
+def described(
+    manifest: Manifest, vocabulary: Vocabulary | None, usage: Usage | None, form: Form = Form()
+) -> dict[str, bytes]:
     """The folder's files beside the weights: config and tokenizer, the same whoever writes them."""
     model, usage = parse_model(manifest.model), usage or Usage(version=1)
-    if vocabulary is None and model.vocab_size == BYTE_VALUES:
-        vocabulary = Vocabulary.of_bytes()
     end = vocabulary.separator if vocabulary else 0
-    tables = {
-        "config.json": _config(model, usage, end),
-        "generation_config.json": _generation(model, usage, end),
-    }
-    files = {}
+    files, tables = dict[str, bytes](), dict[str, dict[str, Any]]()
+    if manifest.adapter is None or form.merged:
+        tables["config.json"] = _config(model, usage, end) | {"dtype": form.dtype}
+        tables["generation_config.json"] = _generation(model, usage, end)
+    else:
+        files[adapters.CONFIG] = adapters.described(manifest)
     if vocabulary is not None:
         tables["tokenizer_config.json"] = _tokenizer(model, usage, vocabulary)
         files["tokenizer.json"] = vocabulary.content
@@ -162,7 +189,7 @@ def _tokenizer(model: Config, usage: Usage, vocabulary: Vocabulary) -> dict[str,
         # Its file as it is: any class of a family's own would make another tokenizer of the same vocabulary.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", "attention_mask"],
-        "model_max_length": model.positions_limit[1],
+        "model_max_length": model.context,
         "clean_up_tokenization_spaces": False,
     }
     if model.family in _OWN_CLASS:

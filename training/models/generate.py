@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from dlx.training.models.evaluate import EvaluateError
+from dlx.training.models.evaluate import EvaluateError, refuse_adapter
 from dlx.training.recipe.huggingface import first_line
 
 _UNDECIDED = "\ufffd"  # the end of a text whose last character is not whole yet
@@ -25,12 +25,14 @@ class Sampling(NamedTuple):
 
 
 class Writer:
-    """A loaded model. One thread at a time. Raises EvaluateError for a folder that holds none."""
+    """A loaded model. One thread at a time. `temperature` and `top_p` are those that its folder asks for, else 1.
+    Raises EvaluateError for a folder that holds none."""
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
 
+        refuse_adapter(folder)
         logging.disable_progress_bar()  # it writes to logs as well
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
@@ -40,20 +42,25 @@ class Writer:
         self._model, self._device = model.to(device).eval(), device
         ends = self._model.generation_config.eos_token_id
         self._ends = frozenset(ends if isinstance(ends, list) else [ends])
+        self.temperature, self.top_p = _asked_for(self._model.generation_config)
         self.context: int = self._model.config.max_position_embeddings  # tokens, of prompt and answer together
 
     def tokens(self, text: str) -> list[int]:
         """Of a prompt."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> str:
+    def chat(self, messages: Sequence[dict[str, Any]], tools: Any = None) -> str:
         """The prompt that a conversation comes to: by the model's own template, a stranger's program that runs in the
-        sandbox of transformers, else as roles and lines. Raises EvaluateError where the template takes no such one."""
+        sandbox of transformers, else as roles and lines, which have no tools. Raises EvaluateError where the template
+        takes no such one."""
         if self._tokenizer.chat_template:
             try:
-                return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+                options = {"tools": tools, "tokenize": False, "add_generation_prompt": True}
+                return str(self._tokenizer.apply_chat_template(messages, **options))
             except Exception as error:  # whatever the template brings about
                 raise EvaluateError(f"the model's chat template refuses this ({first_line(error)})") from None
+        if tools or any("tool_calls" in one for one in messages):
+            raise EvaluateError("the model has no chat template, which tools need")
         said = "".join(f"{one['role']}: {one['content']}\n" for one in messages)
         return f"{said}assistant:"
 
@@ -86,10 +93,20 @@ class Writer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))[len(sent) :]
 
 
+def _asked_for(settings: Any) -> tuple[float, float]:
+    """Temperature and top_p of a generation_config, which a stranger wrote: what cannot be is as if it said nothing."""
+    temperature, top_p = (
+        float(value) if type(value) in (int, float) and low <= value <= high else 1.0
+        for value, low, high in ((settings.temperature, 0, 10), (settings.top_p, 1e-6, 1))
+    )
+    return 0.0 if settings.do_sample is False else temperature, top_p
+
+
 def _choose(logits: Tensor, how: Sampling, chance: torch.Generator | None) -> int:
     if how.temperature == 0:
         return int(logits.argmax())
-    odds, order = torch.softmax(logits / how.temperature, -1).sort(descending=True)
+    below = (logits - logits.max()).double()  # so that no temperature is too low
+    odds, order = torch.softmax(below / how.temperature, -1).sort(descending=True)
     before = odds.cumsum(-1) - odds
     odds[before >= how.top_p] = 0.0  # the likeliest stays, whatever top_p
     return int(order[torch.multinomial(odds, 1, generator=chance)])

@@ -14,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from dlx.training.models.batches import IGNORED
+
 _CHUNK = {"cuda": 1 << 27}  # logits; a GPU adds each chunk's gradient to the head's in its memory, which takes its time
 _CPU_CHUNK = 1 << 24
 _FAKE_CHUNKS = 3  # without values one is like another
@@ -25,8 +27,8 @@ def chunk_rows(device: str, vocabulary: int) -> int:
 
 
 def summed(logits: Tensor, labels: Tensor) -> Tensor:
-    """The cross-entropies of float32 logits [tokens, vocabulary], in nats."""
-    return functional.cross_entropy(logits, labels, reduction="sum")
+    """The sum of the cross-entropies of float32 logits [tokens, vocabulary], in nats, without labels to be ignored."""
+    return functional.cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
 
 
 def cross_entropy(
@@ -35,15 +37,17 @@ def cross_entropy(
     rows: int,
     hidden: Tensor,
     labels: Tensor,
+    count: Tensor | int | None = None,
     summed: Callable[[Tensor, Tensor], Tensor] = summed,
 ) -> Tensor:
     """Mean cross-entropy in nats, a scalar, of `head(hidden)` (logits [tokens, vocabulary]) against labels int64
-    [tokens], of `rows` tokens at a time. `parameters` are those that `head` uses; its gradients can be taken once.
-    `summed`: where logits are apart."""
+    [tokens], of `rows` tokens at a time. It is their sum / `count`; None: the labels' number. `parameters` are those
+    that `head` uses; its gradients can be taken once. `summed`: where logits are apart."""
+    divisor = len(labels) if count is None else count
 
     def part(piece: Tensor, wanted: Tensor) -> Tensor:
         """The chunk's part of the mean."""
-        return summed(head(piece).float(), wanted) / len(labels)
+        return summed(head(piece).float(), wanted) / divisor
 
     if torch.is_grad_enabled():
         return _Chunked.apply(part, rows, hidden, labels, *parameters)

@@ -34,6 +34,12 @@ def check_parallel(recipe: Recipe, parallel: int) -> None:
         check_divides(parallel, what, size)
 
 
+def check_ranks(recipe: Recipe) -> None:
+    """Raises PlacementError where several ranks cannot share a stage of the run."""
+    if recipe.adapter is not None:
+        raise PlacementError("several ranks: a stage with an adapter is trained by one; use 1")
+
+
 def check_divides(parallel: int, what: str, size: int) -> None:
     """Raises PlacementError."""
     if size % parallel:

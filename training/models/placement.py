@@ -4,13 +4,15 @@ It changes rounding, speed and memory, and nothing that others have to repeat: a
 another number of threads, and compiles nothing.
 """
 
-import os
 import platform
 import re
+from glob import glob
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
+
+from dlx.ground.limits import cores
 
 Checkpoint = Literal["none", "layers", "selective"]
 
@@ -78,11 +80,6 @@ def wrong_address(rendezvous: str) -> str | None:
     return None
 
 
-def cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def check(placement: Placement) -> None:
     """What fits no machine at all: asks no driver, and imports no torch. Raises PlacementError."""
     ranks, named = max(placement.ranks, len(placement.devices)), placement.devices
@@ -133,6 +130,23 @@ def lacking(device: str) -> str | None:
         cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler:
         return "C++ compiler"
+    return None
+
+
+def unused_gpu() -> str | None:
+    """Why a GPU that this machine has cannot be used, where one is here and torch finds none."""
+    import torch
+
+    nvidia, amd = (bool(glob(pattern)) for pattern in ("/dev/nvidia[0-9]*", "/dev/kfd"))
+    if not (nvidia or amd) or torch.cuda.is_available():
+        return None
+    what = "an NVIDIA GPU" if nvidia else "an AMD GPU"
+    if (torch.version.cuda if nvidia else torch.version.hip) is None:
+        return f"this machine has {what}, and torch {torch.__version__} was built without support for it"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return f"this machine has {what}, and torch cannot use it: {str(error).splitlines()[0]}"
     return None
 
 

@@ -1,4 +1,5 @@
-"""The weights of an existing model as a run's start: a Hugging Face folder's safetensors, of unknown origin.
+"""The weights of an existing model as a run's start or an adapter's base: a Hugging Face folder's safetensors, of
+unknown origin.
 
 No pickle is read. Names and shapes are compared with the model's before any tensor is read.
 """
@@ -7,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlx.training.models.shapes import pieces, stage_shapes
+from dlx.training.models.shapes import frozen_shapes, pieces, stage_shapes
 from dlx.training.recipe.draft import Draft
 from dlx.training.recipe.huggingface import first_line, read_config, read_json, refuse_pipe
 from dlx.training.recipe.recipe import parse_model
@@ -25,7 +26,8 @@ class Checkpoint:
 
     def __init__(self, draft: Draft) -> None:
         self._folder = Path(draft.model.source)
-        self._stages = [stage_shapes(draft, stage) for stage in range(len(draft.stages))]
+        shapes = frozen_shapes if draft.adapter else stage_shapes
+        self._stages = [shapes(draft, stage) for stage in range(len(draft.stages))]
         self._layout = parse_model(draft.model).layout
         self._tokens, self._head = f"{self._layout.tokens}.weight", f"{self._layout.head}.weight"
         self._tied = read_config(self._folder, untie=False)["tie_word_embeddings"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 from dlx.training.recipe.families import Gpt2Config, GptNeoxConfig, OptConfig, Qwen3MoeConfig
@@ -19,8 +20,43 @@ Parameters = list[tuple[str, Shape]]
 
 
 def stage_shapes(recipe: Recipe, stage: int) -> dict[str, Shape]:
-    """Shapes of the stage's weights (float32) by the unsplit model's parameter names, in the order of the pipeline:
-    embeddings, layers, final norm, head."""
+    """Shapes of what the stage trains (float32) by the unsplit model's parameter names, in the order of the pipeline:
+    embeddings, layers, final norm, head. With an adapter those of its trained factors, by the names that PEFT gives
+    them."""
+    if recipe.adapter is None:
+        return weight_shapes(recipe, stage)
+    trained = ".lora_B.weight" if recipe.adapter.train == "b" else ".weight"
+    return {name: shape for name, shape in factor_shapes(recipe, stage).items() if name.endswith(trained)}
+
+
+def frozen_shapes(recipe: Recipe, stage: int) -> dict[str, Shape]:
+    """Shapes of the stage's file of an adapter's base; none without an adapter. A head that is the embedding of another
+    stage is there as a copy."""
+    if recipe.adapter is None:
+        return {}
+    found, config = weight_shapes(recipe, stage), parse_model(recipe.model)
+    if config.tie_word_embeddings and 0 < stage == len(recipe.stages) - 1:
+        found[f"{config.layout.head}.weight"] = (config.vocab_size, config.embedding_width)
+    return found
+
+
+def factor_shapes(recipe: Recipe, stage: int) -> dict[str, Shape]:
+    """Shapes of both factors of each matrix of the stage that the recipe's adapter is of: A [rank, inputs] and B
+    [outputs, rank]."""
+    adapter, layout = recipe.adapter, parse_model(recipe.model).layout
+    assert adapter is not None
+    targets = layout.linear if adapter.targets == "all-linear" else adapter.targets
+    found: dict[str, Shape] = {}
+    for name, shape in weight_shapes(recipe, stage).items():
+        path, _, last = name.rpartition(".")
+        if last == "weight" and path.startswith(f"{layout.layers}.") and path.rpartition(".")[2] in targets:
+            outputs, inputs = reversed(shape) if layout.transposed else shape
+            found |= {f"{path}.lora_A.weight": (adapter.rank, inputs), f"{path}.lora_B.weight": (outputs, adapter.rank)}
+    return found
+
+
+def weight_shapes(recipe: Recipe, stage: int) -> dict[str, Shape]:
+    """Shapes of the stage's part of the model, trained or not; as `stage_shapes` without an adapter."""
     config, stages = parse_model(recipe.model), recipe.stages
     return {name: shape for name, shape in model_shapes(config) if config.layout.stage_of(name, stages) == stage}
 
@@ -72,45 +108,35 @@ Parts = tuple[Parameters, Parameters, Parameters]  # embeddings, one layer, fina
 
 
 def _llama_like(config: Any) -> Parts:
-    width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    layout, width = config.layout, config.hidden_size
+    heads, groups = config.num_attention_heads, config.num_key_value_heads
     size = config.attention_width // heads
-    query_bias = config.family == "qwen2" or getattr(config, "attention_bias", False)
-    out_bias = config.family != "qwen2" and query_bias
-    normed = _NORMED_HEADS.get(config.family, lambda heads, size: 0)
+    queries, keys = heads * size, groups * size
+    out = _linear("self_attn.o_proj", queries, width, config.output_bias)
+    if "qkv_proj" in layout.linear:
+        attention = [*out, *_linear("self_attn.qkv_proj", width, queries + 2 * keys, config.query_bias)]
+    else:
+        sizes = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        parts = [_linear(f"self_attn.{name}", width, outputs, config.query_bias) for name, outputs in sizes.items()]
+        attention = [*chain(*parts), *out]
+    normed = {"": (0, 0), "each": (size, size), "all": (queries, keys)}[layout.normed_heads]
     layer = [
-        *_linear("self_attn.q_proj", width, heads * size, query_bias),
-        *_linear("self_attn.k_proj", width, groups * size, query_bias),
-        *_linear("self_attn.v_proj", width, groups * size, query_bias),
-        *_linear("self_attn.o_proj", heads * size, width, out_bias),
-        *_scale("self_attn.q_norm", normed(heads, size)),
-        *_scale("self_attn.k_norm", normed(groups, size)),
-        *(_experts(config) if config.family == "qwen3_moe" else _gated(config)),
-        *(norm for path in _LAYER_NORMS.get(config.family, _TWO_NORMS) for norm in _scale(path, width)),
+        *attention,
+        *_scale("self_attn.q_norm", normed[0]),
+        *_scale("self_attn.k_norm", normed[1]),
+        *(_experts(config) if config.experts_per_token else _gated(config)),
+        *chain(*(_scale(path, width) for path in layout.norms)),
     ]
-    return [(config.layout.tokens, (config.vocab_size, width))], layer, _scale(config.layout.final[0], width)
-
-
-# How wide the norm of queries or keys is, by their heads and a head's size; elsewhere there is none.
-_NORMED_HEADS: dict[str, Callable[[int, int], int]] = {
-    "gemma3_text": lambda heads, size: size,
-    "olmo2": lambda heads, size: heads * size,
-    "qwen3": lambda heads, size: size,
-    "qwen3_moe": lambda heads, size: size,
-}
-_TWO_NORMS = ("input_layernorm", "post_attention_layernorm")
-_LAYER_NORMS = {
-    "gemma3_text": (*_TWO_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
-    "olmo2": ("post_attention_layernorm", "post_feedforward_layernorm"),
-}
+    return [(layout.tokens, (config.vocab_size, width))], layer, _scale(layout.final[0], width)
 
 
 def _gated(config: Any) -> Parameters:
     width, inner, bias = config.hidden_size, config.intermediate_size, getattr(config, "mlp_bias", False)
-    return [
-        *_linear("mlp.gate_proj", width, inner, bias),
-        *_linear("mlp.up_proj", width, inner, bias),
-        *_linear("mlp.down_proj", inner, width, bias),
-    ]
+    gates = {"gate_proj": inner, "up_proj": inner}
+    if "gate_up_proj" in config.layout.linear:
+        gates = {"gate_up_proj": 2 * inner}
+    parts = [_linear(f"mlp.{name}", width, outputs, bias) for name, outputs in gates.items()]
+    return [*chain(*parts), *_linear("mlp.down_proj", inner, width, bias)]
 
 
 def _experts(config: Qwen3MoeConfig) -> Parameters:

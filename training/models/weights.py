@@ -3,7 +3,7 @@
 The layout is the one safetensors 0.8 writes: names in code point order, the header padded with spaces to 8 bytes. There
 is no metadata but in the file of a Hugging Face folder, where transformers 4 looks for the format. The layout is
 written down here so that no later version of the library can change a run's hashes; every reader of safetensors can
-load the files, and `sha256sum` gives the weights hash.
+load the files, and `sha256sum` gives the weights hash. Only such a file may have another dtype than float32.
 
 A stage's state need never be in memory twice. Files are read (`Stored`) and written (`Writer`) one tensor after the
 other, in the order of the names, and a mapping may make its tensors when it is asked for them (`Lazy`). Written from
@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 Shapes = Mapping[str, tuple[int, ...]]
 Values = Mapping[str, "Tensor"] | Mapping[str, np.ndarray]
+Dtype = Literal["float32", "bfloat16", "float16"]  # of a Hugging Face folder's file
 T = TypeVar("T")
 
+_KINDS = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}  # safetensors' name, bytes a value
 _PIECE = 1 << 20  # bytes read, hashed and looked at while they are in the cache
 
 
@@ -110,7 +112,7 @@ class Stored(Lazy[np.ndarray]):
         super().__init__(shapes, self._read)
         self.path, self._sha256 = path, sha256
         self._finite, self._is_finite = finite, True  # whether it must be, and is as far as it was read
-        header, self._starts, self._size = layout(shapes, exported)
+        header, self._starts, self._size = layout(shapes, "float32" if exported else None)
         self._digest, self._seen = hashlib.sha256(header), len(header)  # and the bytes read from the front on
         try:
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115  as long as the object
@@ -216,7 +218,8 @@ class Stored(Lazy[np.ndarray]):
 
 class Writer:
     """The canonical file of float32 tensors that come one after the other: a `ground.streamed.Stream`, with the same
-    arguments; `exported`: see Stored. Whoever adds a tensor can go on with the next one while threads do the work."""
+    arguments. `exported`: the dtype of the file of a Hugging Face folder, to which values are rounded. Whoever adds a
+    tensor can go on with the next one while threads do the work."""
 
     def __init__(
         self,
@@ -225,9 +228,9 @@ class Writer:
         *,
         tree: bool = False,
         cached: bool = True,
-        exported: bool = False,
+        exported: Dtype | None = None,
     ) -> None:
-        self._shapes, self._left = shapes, sorted(shapes, reverse=True)
+        self._shapes, self._left, self._dtype = shapes, sorted(shapes, reverse=True), exported
         self._came = 0  # values of the next tensor
         self._header, _, size = layout(shapes, exported)
         self._stream = Stream(folder, size, tree=tree, cached=cached)
@@ -243,13 +246,19 @@ class Writer:
     def add(self, name: str, tensor: Tensor | np.ndarray) -> None:
         """The next tensor in the order of the names: it must not change until it was taken (see `Buffers`).
 
-        Raises WeightsError for another dtype, shape or name than the next one's; OSError for a full disk."""
+        Raises WeightsError for another dtype, shape or name than the next one's, or a value that the file's dtype does
+        not have; OSError for a full disk."""
         if not is_float32(tensor):
             raise WeightsError(f"{name}: expected float32, got {tensor.dtype}")
         if self._left[-1:] != [name] or self._came or tuple(tensor.shape) != tuple(self._shapes[name]):
             raise WeightsError(f"{name}: not the next tensor, or of another shape")
         self._left.pop()
-        self._stream.feed(array(tensor).reshape(-1).view(np.uint8))
+        values = array(tensor).reshape(-1)
+        if self._dtype in (None, "float32"):
+            self._stream.feed(values.view(np.uint8))
+            return
+        for low in range(0, len(values), _PIECE):
+            self._stream.feed(rounded(name, values[low : low + _PIECE], self._dtype).view(np.uint8))
 
     def extend(self, name: str, values: np.ndarray) -> None:
         """The next values, flat float32, of the next tensor, of which a large one may come in pieces. As `add`."""
@@ -273,9 +282,9 @@ def serialise(tensors: Values) -> bytes:
     return b"".join(_chunks(tensors))
 
 
-def weights_hash(tensors: Values) -> bytes:
-    """sha256 (32 bytes) of the canonical file, without making the file."""
-    return _written(tensors).sha256
+def weights_hash(tensors: Values, exported: Dtype | None = None) -> bytes:
+    """sha256 (32 bytes) of the canonical file, without making the file. `exported`: see Writer."""
+    return _written(tensors, exported=exported).sha256
 
 
 def tree_root(tensors: Values) -> bytes:
@@ -283,8 +292,8 @@ def tree_root(tensors: Values) -> bytes:
     return _written(tensors, tree=True).root
 
 
-def write(tensors: Values, path: Path, *, exported: bool = False) -> bytes:
-    """Write the canonical file to `path` atomically; returns its sha256. `exported`: see Stored."""
+def write(tensors: Values, path: Path, *, exported: Dtype | None = None) -> bytes:
+    """Write the canonical file to `path` atomically; returns its sha256. `exported`: see Writer."""
     return _written(tensors, path.parent, path, exported=exported).sha256
 
 
@@ -311,10 +320,10 @@ def file_size(shapes: Shapes) -> int:
     return layout(shapes).size
 
 
-def layout(shapes: Shapes, exported: bool = False) -> Layout:
-    """Of the canonical file of tensors of these shapes; `exported`: see Stored."""
+def layout(shapes: Shapes, exported: Dtype | None = None) -> Layout:
+    """Of the canonical file of tensors of these shapes; `exported`: see Writer."""
     header = _header(shapes, exported)
-    return Layout(header, *_offsets(shapes, len(header)))
+    return Layout(header, *_offsets(shapes, len(header), _KINDS[exported or "float32"][1]))
 
 
 def read(path: Path, shapes: Shapes, *, sha256: bytes | None = None, finite: bool = False) -> dict[str, Tensor]:
@@ -347,6 +356,25 @@ def array(tensor: Tensor | np.ndarray) -> np.ndarray:
     return np.asarray(tensor if isinstance(tensor, np.ndarray) else tensor.detach().cpu().numpy(), order="C")
 
 
+def rounded(name: str, values: np.ndarray, dtype: Dtype) -> np.ndarray:
+    """Float32 values as the nearest of `dtype`, of two as near ones the even one; bfloat16 as its bits, in uint16.
+    Raises WeightsError, with the tensor's name, where there is no such number."""
+    if dtype == "float32":
+        return values
+    found: np.ndarray
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            found = values.astype(np.float16)
+        lost = not np.isfinite(found).all()
+    else:
+        bits = values.view(np.uint32)
+        found = ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
+        lost = not np.isfinite(values).all() or bool(((found & 0x7F80) == 0x7F80).any())
+    if lost:
+        raise WeightsError(f"{name}: holds a value that {dtype} does not have")
+    return found
+
+
 def is_float32(tensor: Tensor | np.ndarray) -> bool:
     return str(tensor.dtype) in ("torch.float32", "float32")
 
@@ -358,7 +386,7 @@ def _written(
     *,
     tree: bool = False,
     cached: bool = True,
-    exported: bool = False,
+    exported: Dtype | None = None,
 ) -> Written:
     with Writer(shapes_of(tensors), folder, tree=tree, cached=cached, exported=exported) as writer:
         for name in sorted(tensors):
@@ -375,24 +403,25 @@ def _chunks(tensors: Values) -> Iterator[Any]:
         yield array(tensors[name]).reshape(-1).view(np.uint8)
 
 
-def _header(shapes: Shapes, exported: bool = False) -> bytes:
+def _header(shapes: Shapes, exported: Dtype | None = None) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}} if exported else {}
+    kind, width = _KINDS[exported or "float32"]
     offset = 0
     for name in sorted(shapes):
-        end = offset + 4 * math.prod(shapes[name])
-        entries[name] = {"dtype": "F32", "shape": list(shapes[name]), "data_offsets": [offset, end]}
+        end = offset + width * math.prod(shapes[name])
+        entries[name] = {"dtype": kind, "shape": list(shapes[name]), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
 
 
-def _offsets(shapes: Shapes, start: int) -> tuple[dict[str, int], int]:
+def _offsets(shapes: Shapes, start: int, width: int) -> tuple[dict[str, int], int]:
     """Where each tensor's bytes begin after a header of `start` bytes, and the file's end."""
     starts = {}
     for name in sorted(shapes):
         starts[name] = start
-        start += 4 * math.prod(shapes[name])
+        start += width * math.prod(shapes[name])
     return starts, start
 
 

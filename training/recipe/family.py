@@ -1,15 +1,14 @@
 """What every model family has: where its parts are in the unsplit transformers model, and what its config says."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
 from dlx.training.recipe.parameters import Sharding, rule
+from dlx.training.recipe.positions import Problem
 
 _Vocabulary = Annotated[int, Meta(ge=2, le=1 << 20)]
-
-Problem = tuple[str, str, object]  # key, what is expected, what is there
 
 
 class Layout(Struct, frozen=True):
@@ -25,7 +24,12 @@ class Layout(Struct, frozen=True):
     project_in: str = ""  # between the embedding of tokens and the first layer, where the model has it
     rotary: str = ""  # computes what every layer gets as `position_embeddings`
     rotary_by_type: bool = False  # other tables for layers with a sliding window
+    attention: Literal["sdpa", "eager"] = "sdpa"  # transformers' function for it; eager adds masks to scores
+    linear: tuple[str, ...] = ()  # modules of a layer that are one plain matrix each: what an adapter can be of
+    transposed: bool = False  # those matrices are kept as [inputs, outputs]
     unsharded: tuple[str, ...] = ()  # modules of a layer that tensor parallelism leaves whole, whatever the rules say
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")  # of a layer with grouped queries
+    normed_heads: Literal["", "each", "all"] = ""  # queries and keys have a norm: of each head, or of all together
     norms_from_zero: bool = False  # a norm multiplies by 1 + its weight
     residual_outputs: tuple[str, ...] = ()  # endings of weights that start smaller by sqrt(2 x layers)
     not_weights: tuple[str, ...] = (".rotary_emb.inv_freq",)  # endings of buffers that old checkpoints hold
@@ -81,6 +85,20 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.width
 
     @property
+    def embedding_factor(self) -> float:
+        """What the embeddings are multiplied with before the first layer, beside what their own module does."""
+        return 1.0
+
+    @property
+    def logits_divisor(self) -> float:
+        return 1.0
+
+    @property
+    def logits_cap(self) -> float:
+        """Above which no logit comes: x becomes cap x tanh(x / cap); 0: there is none."""
+        return 0.0
+
+    @property
     def layers(self) -> int:
         return self.num_hidden_layers  # type: ignore[attr-defined]
 
@@ -123,7 +141,13 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return None if sequence_length <= limit else f"expected at most model.config.{name} ({limit})"
 
     @property
+    def context(self) -> int:
+        """How many tokens a text may have for who uses the model."""
+        return self.positions_limit[1]
+
+    @property
     def positions_limit(self) -> tuple[str, int]:
+        """How many tokens a sample may have, behind the key that says so."""
         return "max_position_embeddings", self.max_position_embeddings  # type: ignore[attr-defined]
 
     def transformers_options(self) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from dlx.ground.untrusted import decode_json
+from dlx.training.recipe import positions
 from dlx.training.recipe.families import FAMILIES, config_class
 from dlx.training.recipe.family import Config
 from dlx.training.recipe.recipe import Model, parse_model
-from dlx.training.recipe.strict import ManifestError
+from dlx.training.recipe.strict import ManifestError, shown
 
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -26,13 +27,16 @@ def read_config(folder: Path, *, untie: bool) -> dict[str, Any]:
     Raises ManifestError in one line.
     """
     where = folder / "config.json"
+    if (folder / "adapter_config.json").exists() and not where.exists():
+        raise ManifestError(f"{folder}: holds an adapter alone: merge it with its base (`pull --merged`)")
     raw = read_json(where, MAX_CONFIG_BYTES)
     if raw.get("model_type") is None or config_class(raw) is None:
-        found = msgspec.json.encode(raw.get("model_type")).decode()[:80]
-        raise ManifestError(f"{where}: model_type: expected one of {', '.join(FAMILIES)}, got {found}")
-    for key in _OTHER_MODELS & raw.keys():
-        if raw[key]:
-            raise ManifestError(f"{where}: {key}: such a model is not supported")
+        raise ManifestError(f"{where}: {refusal(raw)}")
+    for key, reason in _OTHER_MODELS.items():
+        if raw.get(key):
+            raise ManifestError(f"{where}: {key} = {shown(raw[key])}: {reason}")
+    if not raw.get("is_causal", True):
+        raise ManifestError(f"{where}: is_causal = {shown(raw['is_causal'])}: no token sees those behind it here")
     theirs, values = _read(where, raw)
     try:
         config = parse_model(Model(values))
@@ -46,6 +50,16 @@ def read_config(folder: Path, *, untie: bool) -> dict[str, Any]:
     return msgspec.to_builtins(config)
 
 
+def refusal(raw: Mapping[str, Any]) -> str:
+    """Why a config.json of another family is none of ours: its parameters that no family has, in one line."""
+    found = []
+    for lacks, keys in _LACKS.items():
+        key = next((one for one in keys.split() if raw.get(one)), None)
+        if key is not None:
+            found.append(f"{key} = {shown(raw[key])}: {lacks}")
+    return "; ".join([*found, f"model_type: expected one of {', '.join(FAMILIES)}, got {shown(raw.get('model_type'))}"])
+
+
 def transformers_config(config: Config) -> Any:
     """A family's config as the transformers object: without dropout, token ids or a cache."""
     from transformers import CONFIG_MAPPING
@@ -56,7 +70,7 @@ def transformers_config(config: Config) -> Any:
     options |= config.transformers_options()
     options |= {key: 0.0 for key in known if is_dropout(key)}
     options |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}  # a padding row would never learn
-    return kind(**options, dtype="float32", attn_implementation="sdpa")
+    return kind(**options, dtype="float32", attn_implementation=config.layout.attention)
 
 
 def is_dropout(key: str) -> bool:
@@ -100,7 +114,33 @@ def first_line(error: BaseException) -> str:
 
 
 # Keys that make another model of one of the known types.
-_OTHER_MODELS = {"auto_map", "quantization_config", "compression_config", "is_encoder_decoder"}
+_OTHER_MODELS = {
+    "auto_map": "code of the folder's own is not run; without this key the model is what transformers makes of it",
+    "quantization_config": "quantised weights are not read",
+    "compression_config": "compressed weights are not read",
+    "is_encoder_decoder": "there are no encoders",
+}
+# What no family has, by the keys of which one says that a model has it.
+_LACKS = {
+    "there is no attention through latent vectors (MLA)": "kv_lora_rank q_lora_rank",
+    "there are no experts but those of qwen3_moe": (
+        "n_routed_experts num_local_experts num_experts moe_num_experts moe_layers"
+    ),
+    "there are no experts for all tokens": "n_shared_experts num_shared_experts shared_expert_intermediate_size",
+    "there are no bounded gates, and no sinks in attention": "swiglu_limit",
+    "there are no recurrent or convolving layers": (
+        "linear_num_key_heads linear_num_heads mamba_d_state ssm_state_size state_size conv_L_cache"
+    ),
+    "there is no sparse or chunked attention": "index_topk attention_chunk_size",
+    "there are no keys and values that layers share": "num_kv_shared_layers",
+    "there are no embeddings for each layer": "hidden_size_per_layer_input",
+    "there is no attention beside the MLP but that of gpt_neox": "parallel_attn",
+    "there are no positions by distance (ALiBi)": "alibi",
+    "logits are not multiplied": "logit_scale",
+    "there are no images": "vision_config",
+    "there is no sound": "audio_config",
+    "there are no encoders": "is_encoder_decoder",
+}
 _ROPE = {"rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base", "rotary_pct", "partial_rotary_factor"}
 _ROPE |= {"rope_local_base_freq"}
 # Keys that only some configs of a family have.
@@ -138,9 +178,21 @@ def _refuse_other_computation(where: Path, theirs: Mapping[str, Any], config: Co
     ours = transformers_config(config).to_dict()
     compared = ours.keys() & theirs.keys()  # both have all that the class has; a width that only we say is derived
     for key in sorted(compared - _common_keys() - _NO_COMPUTATION - {*config.unused}):
-        if not is_dropout(key) and theirs[key] != ours[key]:
-            expected, found = (msgspec.json.encode(value).decode()[:80] for value in (ours[key], theirs[key]))
-            raise ManifestError(f"{where}: {key}: expected {expected}, got {found}")
+        pair: tuple[Any, Any] = ours[key], theirs[key]
+        if key == "rope_parameters":
+            pair = positions.stated(ours[key]), positions.stated(theirs[key])
+        if not is_dropout(key) and pair[0] != pair[1]:
+            place, *values = _first_difference(key, *pair)
+            expected, found = map(shown, values)
+            raise ManifestError(f"{where}: {place}: expected {expected}, got {found}")
+
+
+def _first_difference(key: str, ours: Any, theirs: Any) -> tuple[str, Any, Any]:
+    """Of values that differ: inside of tables."""
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return key, ours, theirs
+    first = min(one for one in ours.keys() | theirs.keys() if ours.get(one) != theirs.get(one))
+    return _first_difference(f"{key}.{first}", ours.get(first), theirs.get(first))
 
 
 def _common_keys() -> set[str]:

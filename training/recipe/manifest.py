@@ -9,8 +9,20 @@ import msgspec
 import rfc8785
 from msgspec import Meta, Struct
 
+from dlx.ground.constants import MICRO
 from dlx.ground.untrusted import decode_json
-from dlx.training.recipe.recipe import BlobRef, Recipe, Retention, Samples, Sha256, Tokens, parse_model
+from dlx.training.recipe.evaluation import MOST_BEFORE
+from dlx.training.recipe.recipe import (
+    BlobRef,
+    Evaluation,
+    Recipe,
+    Retention,
+    Samples,
+    Sha256,
+    Tokens,
+    WeightsRef,
+    parse_model,
+)
 from dlx.training.recipe.soundness import check
 from dlx.training.recipe.strict import ManifestError, convert, fail, refuse_absent
 from dlx.training.recipe.usage import MAX_BYTES as MAX_USAGE_BYTES
@@ -25,20 +37,37 @@ class Data(Samples, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Lineage(Struct, frozen=True, forbid_unknown_fields=True):
     """The version of another run that this one starts from."""
 
-    chain_id: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+    chain_id: Annotated[int, Meta(ge=1, lt=1 << 53)]  # what RFC 8785 can write
     ledger: Annotated[str, Meta(pattern=r"^0x[0-9a-fA-F]{40}\Z")]
     run: Annotated[str, Meta(pattern=r"^0x[0-9a-f]{64}\Z")]
-    version: Annotated[int, Meta(ge=0, le=10_000_000)]
+    version: Annotated[int, Meta(ge=0, le=1_000_000)]
+
+
+class Before(Struct, frozen=True, forbid_unknown_fields=True):
+    """The held-out loss of the genesis, by the run's creator: micronats (`sum`) over `count` targets of so many
+    samples, spread over the held-out data (training.recipe.evaluation.spread)."""
+
+    samples: Annotated[int, Meta(ge=1, le=MOST_BEFORE)]  # whoever audits computes them again
+    sum: Annotated[int, Meta(ge=1, lt=1 << 53)]
+    count: Annotated[int, Meta(ge=1, lt=1 << 32)]
 
 
 class Manifest(Recipe, frozen=True, forbid_unknown_fields=True, kw_only=True):
     lineage: Lineage | None = None  # a manifest states it all the same
     usage: BlobRef | None = None  # likewise; see training.recipe.usage
+    before: Before | None = None  # likewise; of a run that starts from a model
     salt: Sha256
-    genesis: Annotated[list[BlobRef], Meta(min_length=1, max_length=64)]
+    genesis: Annotated[list[WeightsRef], Meta(min_length=1, max_length=64)]
+    base: Annotated[list[WeightsRef], Meta(max_length=64)]  # of an adapter: the weights that stay, of each stage
     data: Data
     tokens_per_step: Tokens
     retention: Retention
+    evaluation: Evaluation
+
+    @property
+    def loss_before(self) -> float | None:
+        """What `before` says, in nats a token, or byte; None where it says nothing."""
+        return None if self.before is None else self.before.sum / self.before.count / MICRO
 
 
 def parse(data: bytes) -> Manifest:
@@ -53,6 +82,9 @@ def parse(data: bytes) -> Manifest:
     check(manifest, parse_model(manifest.model))
     if len(manifest.genesis) != len(manifest.stages):
         fail("genesis", f"expected one blob per stage ({len(manifest.stages)})", len(manifest.genesis))
+    if len(manifest.base) != (frozen := len(manifest.stages) if manifest.adapter else 0):
+        expected = f"one blob per stage ({frozen})" if frozen else "none without an adapter"
+        fail("base", f"expected {expected}", len(manifest.base))
     if manifest.usage is not None and manifest.usage.size > MAX_USAGE_BYTES:
         fail("usage.size", f"expected at most {MAX_USAGE_BYTES}", manifest.usage.size)
     if canonical_bytes(manifest) != data:

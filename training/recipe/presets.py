@@ -1,4 +1,5 @@
-"""Presets: sets of a draft's keys under one name. A key that the draft states itself wins.
+"""Presets and kinds: sets of a draft's keys under one name. A key that the draft states itself wins, then one of its
+kind, which says what a run starts from; then one of its preset, which says how it trains.
 
 The defaults of the manifest's keys are the preset `default`: what measured best (`python -m benchmarks.convergence`).
 """
@@ -16,6 +17,20 @@ _SPARSE: dict[str, dict[str, Any]] = {
     "outer": {"momentum": 0.5, "nesterov": True, "ahead": 0.5},
     "codec": {"name": "topk"},
     "plan": {"level": 2, "rank": 128, "inner_steps": 5},
+}
+
+# What a run starts from. A trained model bears a tenth of the rates that drawn weights want.
+KINDS: dict[str, dict[str, dict[str, Any]]] = {
+    "pretrain": {},
+    "finetune": {"inner": {"lr": 4e-4, "matrix_lr": 1e-3}},
+    "lora": {"inner": {"optimiser": "adamw", "lr": 1e-2}, "adapter": {}},
+}
+
+# Of a large model. AdamW's are the usual ones: of all weights, of factors. Nobody measured the others: steps of Muon
+# and Shampoo are about as large as AdamW's, and `matrix_lr` is to `lr` as in `finetune`.
+LARGE_RATES: dict[str, dict[str, float]] = {
+    "finetune": {"lr": 2e-5, "matrix_lr": 5e-5},
+    "lora": {"lr": 2e-4, "matrix_lr": 5e-4},
 }
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
@@ -48,16 +63,18 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def expand(raw: dict[str, Any]) -> dict[str, Any]:
-    """The draft with its `preset` written out. Raises KeyError where there is no such preset.
+    """The draft with its `preset` and its `kind` written out: where it states none, `lora` with an adapter, else the
+    first. Raises KeyError where there is no such one.
 
     A plan that adapts spans as many inner steps as the rounds have with the first plan, unless the draft says it; the
     rounds are then as many as that takes at most.
     """
-    preset = PRESETS[raw.get("preset", "default")]
-    own = {key: value for key, value in raw.items() if key != "preset"}
-    for table, keys in preset.items():
-        stated = own.get(table, {})
-        own[table] = keys | stated if isinstance(stated, dict) else stated
+    kind = raw.get("kind", "lora" if "adapter" in raw else "pretrain")
+    own = {key: value for key, value in raw.items() if key != "preset"} | {"kind": kind}
+    for tables in (KINDS[kind], PRESETS[raw.get("preset", "default")]):
+        for table, keys in tables.items():
+            stated = own.get(table, {})
+            own[table] = keys | stated if isinstance(stated, dict) else stated
     plan, adaptive, rounds = own.get("plan", {}), own.get("adaptive"), own.get("rounds")
     if isinstance(plan, dict) and isinstance(adaptive, dict) and "inner_steps" not in adaptive:
         steps, fewest = plan.get("inner_steps", INNER_STEPS), adaptive.get("min_inner_steps", MIN_INNER_STEPS)

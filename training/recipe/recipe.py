@@ -5,7 +5,7 @@ Needs neither torch nor transformers, so that every part of the node can read on
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -16,6 +16,7 @@ from dlx.training.recipe.strict import convert, fail
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Licence = Annotated[str, Meta(max_length=200, pattern=r"^[ -~]*\Z")]
+Targets = Annotated[list[Annotated[str, Meta(pattern=r"^[a-z0-9_]{1,64}\Z")]], Meta(min_length=1, max_length=64)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 _Size = Annotated[int, Meta(ge=1, le=1 << 40)]
 Count = Annotated[int, Meta(ge=1, le=1 << 16)]
@@ -25,7 +26,7 @@ Stages = Annotated[list[tuple[int, int]], Meta(min_length=1, max_length=64)]  # 
 Precision = Literal["float32", "bfloat16"]
 InnerOptimiser = Literal["adamw", "muon", "shampoo"]
 Packing = Literal["float32", "bfloat16", "int8"]  # of activations and their gradients between stages
-Rounds = Annotated[int, Meta(ge=1, le=10_000_000)]
+Rounds = Annotated[int, Meta(ge=1, le=1_000_000)]
 Tokens = Annotated[int, Meta(ge=1, lt=1 << 40)]
 MAX_TOKENS = (1 << 63) - 1  # that a whole run can count: what the ledger takes
 Replicas = Annotated[int, Meta(ge=1, le=64)]
@@ -43,8 +44,14 @@ class BlobRef(Struct, frozen=True, forbid_unknown_fields=True):
     size: _Size
 
 
+class WeightsRef(BlobRef, frozen=True, forbid_unknown_fields=True):
+    """A file of weights, and the root of its Merkle tree (lowercase hex): by that one value of it can be shown."""
+
+    root: Sha256
+
+
 class Model(Struct, frozen=True, forbid_unknown_fields=True):
-    config: dict[str, bool | int | float | str]  # a transformers config; training/families.py has the keys
+    config: dict[str, Any]  # of the family that it names: recipe/families.py has the keys
 
 
 class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -55,6 +62,7 @@ class Samples(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     micro_batches: Count = 1
     seed: Seed = 0  # of the sample order and of the genesis
     private: bool = False  # whether a replica may train on a folder of its own, which never leaves it
+    chat: bool = False  # samples are rows of conversations: see training.data.rows
     licence: Licence = ""  # of the data, as the creator states it
 
 
@@ -125,8 +133,8 @@ class Timing(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quorum(Struct, frozen=True, forbid_unknown_fields=True):
-    numerator: Annotated[int, Meta(ge=1, le=65535)] = 2
-    denominator: Annotated[int, Meta(ge=1, le=65535)] = 3
+    numerator: Annotated[int, Meta(ge=1, le=65535)] = 5  # two of three equal members are a quorum, whatever chance
+    denominator: Annotated[int, Meta(ge=1, le=65535)] = 8  # does to their weights: they are not of exactly two thirds
 
 
 class Retention(Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,9 +155,37 @@ class Average(Struct, frozen=True, forbid_unknown_fields=True):
 class Audit(Struct, frozen=True, forbid_unknown_fields=True):
     """Which work is replayed (level 3 of the audit)."""
 
-    share: _Fraction = 0.0625  # probability with which a replica's round is drawn
+    share: _Fraction = 0.0625  # probability with which a segment of a replica's round is drawn
     draw_after: Annotated[int, Meta(ge=1, le=1000)] = 2  # blocks after the round's last seal: whose hash draws
     window: Annotated[int, Meta(ge=1, le=1_000_000)] = 20  # rounds for which the drawn states are served
+
+
+class Adapter(Struct, frozen=True, forbid_unknown_fields=True):
+    """The run trains low-rank factors of some matrices of a base, whose weights stay as they are: see
+    training.models.adapters."""
+
+    rank: Annotated[int, Meta(ge=1, le=1024)] = 8
+    alpha: Annotated[float, Meta(gt=0, le=1e6)] = 16.0  # the factors' product counts alpha / rank times
+    targets: Literal["all-linear"] | Targets = "all-linear"  # modules of the layers, by the last part of their names
+    train: Literal["b", "both"] = "both"  # both factors; or B alone, A as it was drawn
+    base: Licence = ""  # the name that others know the base by, such as org/model, as the creator states it
+
+
+class Evaluation(Struct, frozen=True, forbid_unknown_fields=True):
+    """How often drawn replicas compute the loss of a version on samples of the held-out data; see
+    training.recipe.evaluation."""
+
+    every: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # rounds: versions that are multiples of it; 0: none
+    samples: Annotated[int, Meta(ge=1, le=65536)] = 64  # of one version, drawn anew for each
+    replicas: Replicas = 3  # that compute it, each all of it
+
+
+class Stop(Struct, frozen=True, forbid_unknown_fields=True):
+    """The run ends before its last round where its held-out loss no longer falls: where the median of the newest
+    `patience` evaluated versions is not `min_improvement` nats below that of as many before them."""
+
+    patience: Annotated[int, Meta(ge=2, le=100)] = 5
+    min_improvement: Annotated[float, Meta(ge=0, le=100)] = 0.0
 
 
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -173,10 +209,21 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     quorum: Quorum = Quorum()
     min_replicas: Replicas = 1
     max_replicas: Replicas = 8
+    invited: bool = False  # only whom the run's creator or a steward invites gets a slot
+    bond: Annotated[int, Meta(ge=0, lt=1 << 53)] = 0  # gwei that a slot locks, at stake on exact evidence; 0: none
     confirmations: Confirmations = 1
     retention: Retention = Retention()
     average: Average | None = None
     audit: Audit = Audit()
+    adapter: Adapter | None = None  # None: all weights are trained
+    evaluation: Evaluation | None = None  # a draft has it chosen, by the held-out data, when it is left out
+    stop: Stop | None = None
+
+
+def reads_data(recipe: Recipe, stage: int) -> bool:
+    """Whether the stage reads the run's samples: the first one token ids, the last one labels, and every one where
+    the documents of a row begin."""
+    return recipe.data.chat or stage in (0, len(recipe.stages) - 1)
 
 
 def max_inner_steps(recipe: Recipe) -> int:
@@ -201,11 +248,12 @@ def activation_bytes(recipe: Recipe) -> int:
 
 
 def embedding_shape(recipe: Recipe) -> tuple[int, int] | None:
-    """[vocabulary, width] of the first stage's embedding where it is the head of another, the last one; else None."""
+    """[vocabulary, width] of the first stage's embedding where it is the head of another, the last one; else None. A
+    base does not change, so there the last stage has a copy."""
     config = parse_model(recipe.model)
-    return (
-        (config.vocab_size, config.embedding_width) if config.tie_word_embeddings and len(recipe.stages) > 1 else None
-    )
+    if recipe.adapter or not config.tie_word_embeddings or len(recipe.stages) == 1:
+        return None
+    return config.vocab_size, config.embedding_width
 
 
 def embedding_bytes(recipe: Recipe) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from dlx.training.recipe.codec_info import CODECS
+from dlx.training.recipe.evaluation import MOST_COST, chosen, stop_rounds
 from dlx.training.recipe.family import Config
-from dlx.training.recipe.recipe import MAX_TOKENS, Adaptive, Codec, Plan, Recipe, max_inner_steps
-from dlx.training.recipe.strict import ManifestError, fail
+from dlx.training.recipe.recipe import MAX_TOKENS, Adapter, Adaptive, Codec, Plan, Recipe, Stop, max_inner_steps
+from dlx.training.recipe.strict import ManifestError, fail, refuse_absent
 
 
 def check(recipe: Recipe, config: Config) -> None:
@@ -30,6 +31,8 @@ def check(recipe: Recipe, config: Config) -> None:
     if timing.min_round_time > timing.round_timeout:
         fail("timing.min_round_time", f"expected at most round_timeout ({timing.round_timeout})", timing.min_round_time)
     _check_plan(recipe.codec, recipe.plan)
+    if recipe.adapter is not None:
+        _check_targets(recipe.adapter, config)
     if recipe.adaptive is not None:
         _check_adaptive(recipe.codec, recipe.plan, recipe.adaptive)
     if outer.nesterov and not outer.momentum:
@@ -37,6 +40,10 @@ def check(recipe: Recipe, config: Config) -> None:
     if outer.alpha and not outer.delay:
         fail("outer.alpha", "expected 0 where outer.delay is 0 (nothing is in flight then)", outer.alpha)
     _check_retention(recipe)
+    if recipe.evaluation and recipe.evaluation.every > recipe.rounds:
+        fail("evaluation.every", f"expected at most rounds ({recipe.rounds}), or 0: none", recipe.evaluation.every)
+    if recipe.stop is not None:
+        _check_stop(recipe, recipe.stop)
     if recipe.quorum.numerator > recipe.quorum.denominator:
         limit = f"at most quorum.denominator ({recipe.quorum.denominator})"
         fail("quorum.numerator", f"expected {limit}", recipe.quorum.numerator)
@@ -52,6 +59,22 @@ def check(recipe: Recipe, config: Config) -> None:
         )
         fail(
             "rounds", f"{expected} ({replicas} replicas x {steps} inner steps x {tokens} tokens a round)", recipe.rounds
+        )
+
+
+def _check_stop(recipe: Recipe, stop: Stop) -> None:
+    every = recipe.evaluation.every if recipe.evaluation else 1
+    if not every:
+        fail("evaluation.every", "expected 1 or more where there is a stop: held-out losses decide it", every)
+    rounds = 2 * stop.patience * every
+    most = stop_rounds(recipe)
+    if rounds > most:
+        expected = f"expected 2 x patience x evaluation.every ({rounds} rounds) to be at most {most}"
+        fail("stop.patience", f"{expected}, the rounds that can tell", stop.patience)
+    if recipe.evaluation is None and not chosen(recipe, 1).every:
+        raise ManifestError(
+            f"evaluation: missing: held-out losses decide a stop, and {MOST_COST:.0%} of the work, which a run gives "
+            "them by itself, pays for no sample as often as that needs them"
         )
 
 
@@ -73,9 +96,7 @@ def _check_retention(recipe: Recipe) -> None:
 
 
 def _check_model(recipe: Recipe, config: Config) -> None:
-    absent = msgspec.to_builtins(config).keys() - recipe.model.config.keys()
-    if absent:
-        raise ManifestError(f"model.config.{min(absent)}: missing")
+    refuse_absent(recipe.model.config, msgspec.to_builtins(config), "model.config")
     for key, expected, value in config.problems():
         fail(f"model.config.{key}", expected, value)
 
@@ -87,6 +108,17 @@ def _check_plan(codec: Codec, plan: Plan) -> None:
     low, high = info.ranks
     if not low <= plan.rank <= high:
         fail("plan.rank", f"expected {low} to {high} for {codec.name}", plan.rank)
+
+
+def _check_targets(adapter: Adapter, config: Config) -> None:
+    linear = config.layout.linear
+    expected = f"expected some of {', '.join(linear)}, the plain matrices of a layer of {config.family}, each once"
+    if not linear:
+        fail("adapter", f"a layer of {config.family} has no plain matrix that an adapter could be of", "one")
+    if adapter.targets != "all-linear" and (
+        unfit := [one for one in adapter.targets if one not in linear or adapter.targets.count(one) > 1]
+    ):
+        fail("adapter.targets", expected, unfit[0])
 
 
 def _check_adaptive(codec: Codec, plan: Plan, adaptive: Adaptive) -> None:

@@ -26,7 +26,7 @@ def convert(raw: Any, kind: type[_T], prefix: str = "") -> _T:
 
 def fail(key: str, reason: str, value: object) -> None:
     """Raises ManifestError."""
-    raise ManifestError(f"{key}: {reason}, got {_shown(value)}")
+    raise ManifestError(f"{key}: {reason}, got {shown(value)}")
 
 
 def refuse_absent(raw: Any, full: Any, path: str) -> None:
@@ -49,13 +49,13 @@ def _one_line(message: str, raw: Any, prefix: str) -> str:
     if missing or unknown:
         key = (missing or unknown).group(1)  # type: ignore[union-attr]
         return f"{prefix}{path}{'.' if path else ''}{_safe(key)}: {'missing' if missing else 'unknown key'}"
-    if reason.startswith("Invalid enum value"):
+    if reason.startswith(("Invalid enum value", "Invalid value")):
         reason = "not a supported value"
     for technical, plain in _PLAIN:
         reason = reason.replace(technical, plain)
     value = _at(raw, path)
     if ", got" not in reason and not isinstance(value, (dict, list)):
-        reason += f", got {_shown(value)}"
+        reason += f", got {shown(value)}"
     return f"{prefix}{path or 'manifest'}: {reason[0].lower()}{reason[1:]}"
 
 
@@ -76,16 +76,17 @@ _PLAIN = (
     ("`str | null`", "text"),
     ("`bool | null`", "true or false"),
     ("`int | array | null`", "a whole number or a list of them"),
-    ("`bool | int | float | str`", "a plain value"),
+    ("`object | null`", "a table"),
 )
 
 
 def _safe(key: str) -> str:
     """A stranger's key, fit for one line of a terminal."""
-    return _shown(key)[1:-1]
+    return shown(key)[1:-1]
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A stranger's value, fit for one line of a terminal."""
     return json.dumps(value, ensure_ascii=True, default=str)[:80]
 
 

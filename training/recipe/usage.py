@@ -50,6 +50,11 @@ class Tokens(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     mask_token: _Token | None = None
     additional_special_tokens: _Tokens = msgspec.field(default_factory=list)
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """Those with a name of their own, as a chat template names them."""
+        return {key: value for key, value in msgspec.to_builtins(self).items() if isinstance(value, str)}
+
 
 class Ids(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Special tokens by their ids, as config.json and generation_config.json have them."""

@@ -28,7 +28,7 @@ class Capture:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        return tuple(Step(norms.received, norms.replica, loss) for norms, loss in self._numbers)
+        return tuple(Step(norms.received, norms.passed_on, norms.replica, loss) for norms, loss in self._numbers)
 
     def end_step(self, norms: Norms, loss: float) -> None:
         self._numbers.append((norms, loss))
@@ -41,15 +41,7 @@ class Capture:
 
     def agreement(self, *, behind: bool) -> bytes:
         """What the stage before (else the one after) must have recorded of the link to it."""
-        if behind:
-            return agreement(
-                ((one.activations_in, one.gradients_out) for one in self.boundaries),
-                ((norms.received, norms.replica, loss) for norms, loss in self._numbers),
-            )
-        return agreement(
-            ((one.activations_out, one.gradients_in) for one in self.boundaries),
-            ((norms.passed_on, norms.replica, loss) for norms, loss in self._numbers),
-        )
+        return agreement(self.boundaries, self.steps, behind=behind)
 
     def close(self) -> None:
         """Let go of the files, whatever became of the round."""

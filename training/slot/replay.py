@@ -8,6 +8,7 @@ tensors that its neighbours recorded. So blame is exact: whoever was fed junk re
 import contextlib
 import math
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,10 +34,22 @@ from dlx.training.models.stages import stage_shapes
 from dlx.training.outer.payloads import Payload
 from dlx.training.recipe.ladders import ladders
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Plan, embedding_shape, packing, parse_model, step_bytes
+from dlx.training.recipe.recipe import Plan, embedding_shape, packing, parse_model, reads_data, step_bytes
 from dlx.training.slot.captured import Captured, Piece
 from dlx.training.slot.change import Difference, Start, change_into, filled
-from dlx.training.slot.distances import Arrays, distance, optimiser_distance, relative, thresholds
+from dlx.training.slot.directions import Projection
+from dlx.training.slot.distances import (
+    CLASSES,
+    WEIGHTS,
+    Arrays,
+    Class,
+    Deviation,
+    Limits,
+    Part,
+    deviations,
+    relative,
+    thresholds,
+)
 from dlx.training.slot.energy import TOLERANCE, kept_energy
 from dlx.training.slot.segments import segment, segment_steps
 from dlx.training.slot.trace import Statement, Trace, handed_over, trace_faults
@@ -67,26 +80,32 @@ class Drawn:
     total_steps: int  # of the run
     samples: Intervals  # the positions that the replica trained on in the round
     own_plans: Mapping[bytes, Plan] = field(default_factory=dict)  # of the own payloads that the statement names
-    next_trace: Trace | None = None  # of the stage after, where it is here: the norms that this one passed on
 
 
 class Checked(Struct, frozen=True, kw_only=True):
     """What was found. Distances are 0.0 where there was nothing to compare, or it was wrong before."""
 
     reasons: tuple[str, ...]  # why it is false; empty: honest
-    weights: float = 0.0
-    rate: float = 0.0  # of the weights' change, relative: 0.1 for a replay at a learning rate that is a tenth higher
-    optimiser: float = 0.0  # the largest over its kinds: false moments at a segment's end would steer the next one
+    deviations: Mapping[Part, Deviation] = {}  # of weights and optimiser state, each class of tensors by itself
     activations: float = 0.0  # sent to the stage after
     gradients: float = 0.0  # sent to the stage before
     loss_stated: float = 0.0  # nats, mean over the segment's steps
     loss_replayed: float = 0.0  # the same as stated but on the last stage, which computes it
     uncompared: tuple[str, ...] = ()  # of "activations", "gradients": the stage that received them gave no file
-    disputed: bool = False  # the stage after names other norms than this one passes on; nobody can say who of them lies
 
     @property
     def honest(self) -> bool:
         return not self.reasons
+
+    @property
+    def weights(self) -> float:
+        """The largest distance over the classes of tensors."""
+        return max((one.distance for part, one in self.deviations.items() if part.kind == WEIGHTS), default=0.0)
+
+    @property
+    def optimiser(self) -> float:
+        """The same over its kinds too: false moments at a segment's end would steer the next one."""
+        return max((one.distance for part, one in self.deviations.items() if part.kind != WEIGHTS), default=0.0)
 
 
 def needed(manifest: Manifest, drawn: Drawn) -> list[bytes]:
@@ -109,11 +128,13 @@ def check_contribution(
     dataset: Dataset | None,
     folders: Sequence[Path],
     placement: Placement = ONE_THREAD,
+    projection: Projection | None = None,
 ) -> Checked:
     """Everything that level 3 asks of one contribution: its trace, its payload, its drawn segment.
 
     Files are named by their sha256 and lie in one of `folders`; every byte is hashed. `dataset` is the run's, needed on
-    the first and the last stage. `placement` (settled): how the segment is trained again, without being compiled.
+    stages that read data. `placement` (settled): how the segment is trained again, without being compiled.
+    `projection`: of its deviations; None: they have none.
     Raises Missing, NotCheckable (private data, or tensors that the device cannot take), OSError.
     """
     files = _Files(manifest, drawn, folders)
@@ -124,7 +145,7 @@ def check_contribution(
     try:
         start = files.round_start()
         faults = _payload_faults(manifest, drawn, files, start)
-        return _replay(manifest, drawn, dataset, files, start, faults, placement)
+        return _replay(manifest, drawn, dataset, files, start, faults, placement, projection)
     except _Fault as fault:
         return Checked(reasons=(*faults, str(fault)))
     except NotCheckable:
@@ -210,6 +231,17 @@ class _Files:
         said = self._drawn.statement
         return [self.own_payload(one) for one in (said.folded_payload, said.folded_payload2) if one != NO_HASH]
 
+    def base(self) -> Path | None:
+        """The folder that has the weights which the stage's adapter leaves as they are; None without an adapter. Raises
+        Damaged: they are the run's, not its maker's."""
+        if self._manifest.adapter is None:
+            return None
+        name = bytes.fromhex(self._manifest.base[self._drawn.stage].sha256)
+        found = next(self._paths(name), None)
+        if found is None:
+            raise Damaged(name, "missing")
+        return found.parent
+
     def recorded(self, name: bytes) -> Path | None:
         """A file of recorded tensors, its bytes hashed; None where no folder has it."""
         return next((path for path in self._paths(name) if file_hash(path) == name), None)
@@ -276,6 +308,7 @@ def _replay(
     round_start: Start,
     faults: Sequence[str],
     placement: Placement,
+    projection: Projection | None,
 ) -> Checked:
     """The drawn segment trained again, beside what was found before."""
     index, trace = drawn.segment, drawn.trace
@@ -287,7 +320,7 @@ def _replay(
     if index:
         start = files.state(before.weights, files.shapes, "the weights at the segment's start")
     moments = files.state(before.optimiser, files.moments, "the optimiser state at the segment's start")
-    loop = _loop(manifest, drawn, dataset, start, moments, placement)
+    loop = _loop(manifest, drawn, dataset, start, moments, placement, files.base())
     limits = thresholds(manifest)
     norms, losses = [], []
     with contextlib.ExitStack() as opened:
@@ -309,16 +342,11 @@ def _replay(
         end = claimed.beside(loop.weights())
     else:
         end = files.state(after.weights, files.shapes, "the weights at the segment's end")
-    apart, rate = distance(start, end, loop.weights())
+    end_moments = files.state(after.optimiser, files.moments, "the optimiser state at the segment's end")
+    apart = deviations(start, end, loop.weights(), projection)
     found = Checked(
         reasons=(),
-        weights=apart,
-        rate=rate,
-        optimiser=optimiser_distance(
-            moments,
-            files.state(after.optimiser, files.moments, "the optimiser state at the segment's end"),
-            loop.optimiser_state(),
-        ),
+        deviations=apart | deviations(moments, end_moments, loop.optimiser_state(), projection),
         activations=0.0 if ahead is None else ahead.distance,
         gradients=0.0 if behind is None else behind.distance,
         loss_stated=math.fsum(one.loss for one in said) / steps,
@@ -329,38 +357,57 @@ def _replay(
             if one is not None and not one.is_compared
         ),
     )
-    norms_apart, disputed = 0.0, False
-    if ahead is None:
-        norms_apart = max(relative(one.replica, it.norm) for one, it in zip(norms, said, strict=True))
-    elif drawn.next_trace is not None:
-        there = drawn.next_trace.steps[first : first + steps]
-        disputed = any(
-            not relative(math.sqrt(one.passed_on), math.sqrt(max(it.norm_in, 0.0))) <= limits.numbers
-            for one, it in zip(norms, there, strict=True)
-        )
+    # What it says that it passed on, the stage after has signed; the last stage computes the whole norm.
+    norms_apart = max(
+        max(relative(math.sqrt(one.passed_on), math.sqrt(it.norm_out)), relative(one.replica, it.norm))
+        for one, it in zip(norms, said, strict=True)
+    )
     measured = (
-        ("the weights' change", found.weights, limits.change),
-        ("the learning rate", abs(found.rate), limits.rate),
-        ("the optimiser state's change", found.optimiser, limits.change),
-        ("the activations sent", found.activations, limits.sent),
-        ("the gradients sent", found.gradients, limits.sent),
-        ("a gradient norm", norms_apart, limits.numbers),
-        ("a loss", max(map(relative, losses, (one.loss for one in said))), limits.numbers),
+        *_measured(found.deviations, limits.limits),
+        ("the activations sent", found.activations, limits.sent, ""),
+        ("the gradients sent", found.gradients, limits.sent, ""),
+        ("a gradient norm", norms_apart, limits.numbers, ""),
+        ("a loss", max(map(relative, losses, (one.loss for one in said))), limits.numbers, ""),
     )
     reasons = [
-        f"{what} is {value:.2g} off, at most {most:g} is honest" for what, value, most in measured if not value <= most
+        f"{what} is {value:.2g} off{where}, at most {most:g} is honest"
+        for what, value, most, where in measured
+        if not value <= most
     ]
-    return replace(found, reasons=(*faults, *reasons), disputed=disputed)
+    return replace(found, reasons=(*faults, *reasons))
+
+
+def _measured(
+    deviations: Mapping[Part, Deviation], limits: Mapping[Class, Limits]
+) -> Iterator[tuple[str, float, float, str]]:
+    """What is off, how far, the most that is honest, and where: in the class of tensors that is worst by its limit."""
+    found = defaultdict[str, list[tuple[float, float, str]]](list)
+    for (kind, tensors), one in deviations.items():
+        most, where = limits[tensors], f" in {CLASSES[tensors]}"
+        if kind == WEIGHTS:
+            found["the weights' change"].append((one.distance, most.weights, where))
+            found["the learning rate"].append((abs(one.rate), most.rate, where))
+        else:
+            found["the optimiser state's change"].append((one.distance, most.optimiser, where))
+    for what, each in found.items():
+        yield what, *max(each, key=lambda one: one[0] / one[1])
 
 
 def _loop(
-    manifest: Manifest, drawn: Drawn, dataset: Dataset | None, start: Arrays, moments: Arrays, placement: Placement
+    manifest: Manifest,
+    drawn: Drawn,
+    dataset: Dataset | None,
+    start: Arrays,
+    moments: Arrays,
+    placement: Placement,
+    blobs: Path | None,
 ) -> InnerLoop:
-    needs_data = drawn.stage in (0, len(manifest.stages) - 1)
+    needs_data = reads_data(manifest, drawn.stage)
     if needs_data and dataset is None:
-        raise NotCheckable("the first and the last stage of this replica train on data of its own")
+        raise NotCheckable("this stage of the replica trains on data of its own")
     try:
-        loop = InnerLoop(manifest, drawn.stage, dataset if needs_data else None, replace(placement, compile=False))
+        eager = replace(placement, compile=False)
+        loop = InnerLoop(manifest, drawn.stage, dataset if needs_data else None, eager, blobs)
         loop.load_weights(weights.tensors(start))
         loop.load_optimiser_state(weights.tensors(moments))
     except TrainingError as error:

@@ -41,7 +41,7 @@ from dlx.training.slot.energy import kept_energy
 from dlx.training.slot.files import Own, SlotError, SlotFiles, State
 from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.segments import SegmentState, segment_steps
-from dlx.training.slot.trace import Trace, stated_loss
+from dlx.training.slot.trace import NO_SIGNATURE, Trace, stated_loss
 
 
 class Slot:
@@ -83,7 +83,7 @@ class Slot:
         `blobs` holds the versions and gets the payloads. `dataset` is needed on the first and on the last stage.
         `placement` is settled. The same stage's state may go on in another replica. Raises SlotError, TrainingError.
         """
-        loop = InnerLoop(manifest, stage, dataset, placement)
+        loop = InnerLoop(manifest, stage, dataset, placement, blobs)
         return cls(manifest, loop, stage, directory, blobs, threads=arithmetic_threads(placement))
 
     @property
@@ -149,9 +149,10 @@ class Slot:
             ended = self._end(inputs, start, folded, folder, payload)
             after.append(ended)
             ends = capture.agreement(behind=True), capture.agreement(behind=False)
-            barrier(inputs.steps_before + inputs.plan.inner_steps, previous, next, *ends)
+            before_it, after_it = barrier(inputs.steps_before + inputs.plan.inner_steps, previous, next, *ends)
             encoded = payload.finish()  # public: not before the neighbours are done
-        trace = Trace((before, *after), tuple(capture.boundaries), capture.steps)
+        agreed = before_it or NO_SIGNATURE, after_it or NO_SIGNATURE
+        trace = Trace((before, *after), tuple(capture.boundaries), capture.steps, agreed)
         trained = Trained(
             inputs=inputs,
             round=inputs.round,

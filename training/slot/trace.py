@@ -1,22 +1,25 @@
 """The trace of a contribution: a public blob that commits to everything between its start and its end.
 
-Its sha256 is the statement's field `trace`. With n segments and H inner steps it has exactly 64 (n + 1) + 128 n + 24 H
-bytes, little-endian where numeric:
+Its sha256 is the statement's field `trace`. With n segments and H inner steps it has exactly 64 (n + 1) + 128 n +
+32 H + 130 bytes, little-endian where numeric:
 
     n + 1 states       weights, optimiser (sha256 of the files): at the start, between the segments, at the end, where
                        the change that the payload encodes stands for the weights, which follow from it
     n boundaries       activations in, gradients in, activations out, gradients out (sha256; zeros: no such neighbour)
-    H steps            three float64: sum of squares received from the stage before, the replica's norm, loss (nats)
+    H steps            four float64: sum of squares received from the stage before, the same with the stage's own, the
+                       replica's norm, loss (nats)
+    2 signatures       of the members of the stages before and after, over what both recorded of the link between them
+                       (zeros: no such neighbour)
 
 What went over a pipe in a segment is one file: the raw float32 tensors in the order (step, micro-batch). What a stage
-sent is what its neighbour received, so both name the same file.
+sent is what its neighbour received, so both name the same file. The signatures make that more than a word: who
+publishes another trace than it agreed on has signed both.
 """
 
 import hashlib
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Protocol
 
 from msgspec import Struct
@@ -26,7 +29,10 @@ from dlx.training.slot.segments import SegmentState
 
 MOST_STATED = 2**32 - 1  # micro-nats: that, or more
 
-_STATE, _BOUNDARY, _STEP = 64, 128, struct.Struct("<3d")
+SIGNATURE = 65  # bytes
+NO_SIGNATURE = bytes(SIGNATURE)
+_STATE, _BOUNDARY, _STEP = 64, 128, struct.Struct("<4d")
+_RECORDED = struct.Struct("<3d")  # of a step, by both ends of a link
 
 
 class TraceError(ValueError):
@@ -83,6 +89,7 @@ class Step(Struct, frozen=True):
     """One inner step's numbers, as they went over the pipes."""
 
     norm_in: float  # sum of squared gradients of the stages before; 0.0 on the first
+    norm_out: float  # the same with this stage's, which it passes on
     norm: float  # of the whole replica's gradient
     loss: float  # nats per token
 
@@ -91,6 +98,7 @@ class Trace(Struct, frozen=True):
     states: tuple[SegmentState, ...]
     boundaries: tuple[Boundary, ...]
     steps: tuple[Step, ...]
+    agreed: tuple[bytes, bytes] = (NO_SIGNATURE, NO_SIGNATURE)  # of the stages before and after
 
     def encode(self) -> bytes:
         states = [part for one in self.states for part in (one.weights, one.optimiser)]
@@ -99,13 +107,13 @@ class Trace(Struct, frozen=True):
             for one in self.boundaries
             for part in (one.activations_in, one.gradients_in, one.activations_out, one.gradients_out)
         ]
-        steps = [_STEP.pack(one.norm_in, one.norm, one.loss) for one in self.steps]
-        return b"".join((*states, *edges, *steps))
+        steps = [_STEP.pack(one.norm_in, one.norm_out, one.norm, one.loss) for one in self.steps]
+        return b"".join((*states, *edges, *steps, *self.agreed))
 
 
 def size(segments: int, inner_steps: int) -> int:
     """The bytes of every trace of a contribution with so many."""
-    return _STATE * (segments + 1) + _BOUNDARY * segments + _STEP.size * inner_steps
+    return _STATE * (segments + 1) + _BOUNDARY * segments + _STEP.size * inner_steps + 2 * SIGNATURE
 
 
 def decode(data: bytes, segments: int, inner_steps: int) -> Trace:
@@ -113,10 +121,12 @@ def decode(data: bytes, segments: int, inner_steps: int) -> Trace:
     if len(data) != size(segments, inner_steps):
         raise TraceError(f"expected {size(segments, inner_steps)} bytes of a trace, got {len(data)}")
     edges, steps = _STATE * (segments + 1), _STATE * (segments + 1) + _BOUNDARY * segments
+    agreed, last = len(data) - 2 * SIGNATURE, len(data) - SIGNATURE
     return Trace(
         tuple(SegmentState(*_hashes(data[at : at + _STATE])) for at in range(0, edges, _STATE)),
         tuple(Boundary(*_hashes(data[at : at + _BOUNDARY])) for at in range(edges, steps, _BOUNDARY)),
-        tuple(Step(*numbers) for numbers in _STEP.iter_unpack(data[steps:])),
+        tuple(Step(*numbers) for numbers in _STEP.iter_unpack(data[steps:agreed])),
+        (bytes(data[agreed:last]), bytes(data[last:])),
     )
 
 
@@ -144,36 +154,15 @@ def trace_faults(statement: Statement, stage: int, stages: int, trace: Trace) ->
             faults.append(f"trace: segment {index} names tensors of a neighbour that there is not, or lacks some")
     sound = True
     for index, step in enumerate(trace.steps):
-        numbers = (step.norm_in, step.norm, step.loss)
+        numbers = (step.norm_in, step.norm_out, step.norm, step.loss)
         possible = all(math.isfinite(one) and one >= 0 for one in numbers) and step.loss <= MOST_LOSS
         if not possible or (first and step.norm_in != 0):
             sound = False
             faults.append(f"trace: step {index} has impossible numbers")
-        elif step.norm < math.sqrt(step.norm_in):
-            faults.append(f"trace: step {index} has a norm below that of the stages before")
+        elif step.norm_out < step.norm_in or step.norm < math.sqrt(step.norm_out):
+            faults.append(f"trace: step {index} has falling norms")
     if sound and statement.loss != stated_loss([one.loss for one in trace.steps]):
         faults.append("the stated loss is not the mean of the steps' losses")
-    return faults
-
-
-def neighbours_faults(traces: Sequence[Trace | None]) -> list[str]:
-    """Where the traces of a replica's round, by stage, contradict each other; those that are not here are None."""
-    faults = []
-    for stage, (one, after) in enumerate(pairwise(traces)):
-        if one is None or after is None:
-            continue
-        between = f"stages {stage} and {stage + 1}"
-        if (len(one.boundaries), len(one.steps)) != (len(after.boundaries), len(after.steps)):
-            faults.append(f"{between} differ in their numbers of segments or steps")
-        for index, (here, there) in enumerate(zip(one.boundaries, after.boundaries, strict=False)):
-            if (here.activations_out, here.gradients_in) != (there.activations_in, there.gradients_out):
-                faults.append(f"{between} name different tensors in segment {index}")
-        for index, (mine, its) in enumerate(zip(one.steps, after.steps, strict=False)):
-            if its.norm_in < mine.norm_in:
-                faults.append(f"{between} have falling norms in step {index}")
-    numbers = {tuple((step.norm, step.loss) for step in one.steps) for one in traces if one is not None}
-    if len(numbers) > 1:
-        faults.append("the stages name different norms or losses")
     return faults
 
 
@@ -213,15 +202,16 @@ def handed_over(trace: Trace, segment: int, before: Before, ahead: float) -> dic
     return {role: name for role, name in found.items() if name != NO_HASH}
 
 
-def agreement(boundaries: Iterable[tuple[bytes, bytes]], norms: Iterable[tuple[float, float, float]]) -> bytes:
-    """What two neighbours must have in common at the end of a round, as 32 bytes. They cover of each segment the
-    tensors that went forth and back (sha256), of each step the sum of squares that went forth, and norm and loss that
-    came back."""
+def agreement(boundaries: Iterable[Boundary], steps: Iterable[Step], *, behind: bool) -> bytes:
+    """What the stages at both ends of a link must have recorded of it in a round, as 32 bytes: of that to the stage
+    before (`behind`), else to the one after. It covers the tensors of each segment that went forth and back (sha256).
+    Of each step it covers the sum of squares that went forth, and norm and loss that came back."""
     digest = hashlib.sha256()
-    for forth, back in boundaries:
+    for one in boundaries:
+        forth, back = (one.activations_in, one.gradients_out) if behind else (one.activations_out, one.gradients_in)
         digest.update(forth + back)
-    for numbers in norms:
-        digest.update(_STEP.pack(*numbers))
+    for step in steps:
+        digest.update(_RECORDED.pack(step.norm_in if behind else step.norm_out, step.norm, step.loss))
     return digest.digest()
 
 

@@ -7,6 +7,7 @@ itself needs to go on lies beside the folder. So another process may decide, at 
 
 import contextlib
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,11 @@ class Finished(Struct, frozen=True, forbid_unknown_fields=True):
 
     trained: Trained
     trace: Trace
+
+    def handed_over(self, segments: Collection[int], ahead: float) -> frozenset[bytes]:
+        """Names of the files that are public where these segments are drawn, each once. Raises IndexError."""
+        each = (handed_over(self.trace, segment, self.trained, ahead) for segment in segments)
+        return frozenset(name for wanted in each for name in wanted.values())
 
 
 def most_undecided(recipe: Recipe) -> int:
@@ -55,18 +61,18 @@ class Undecided:
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
 
-    def decide(self, round: int, segment: int | None, blobs: Path, ahead: float = 0.0) -> dict[str, bytes]:
-        """Hand what belongs to the drawn `segment` to the folder `blobs`, and remove the rest; None: nothing is drawn.
+    def decide(self, round: int, segments: Collection[int], blobs: Path, ahead: float = 0.0) -> frozenset[bytes]:
+        """Hand what belongs to the drawn `segments` to the folder `blobs`, and remove the rest; none may be drawn.
 
-        `ahead`: as `handed_over` takes it. Returns role -> name of what is in `blobs` now, durably (a state of zeros
-        has no file). Doing it again is harmless; of a round that is not here any more nothing is returned. Raises
+        `ahead`: as `handed_over` takes it. Returns the names of what is in `blobs` now, durably (a state of zeros has
+        no file). Doing it again is harmless; of a round that is not here any more nothing is returned. Raises
         IndexError for another segment than the round has, before anything is changed.
         """
-        found: dict[str, bytes] = {}
-        finished = None if segment is None else self.find(round)
-        if finished is not None and segment is not None:
-            wanted = handed_over(finished.trace, segment, finished.trained, ahead)
-            found = {role: name for role, name in wanted.items() if self._hand_over(round, name.hex(), blobs)}
+        found: frozenset[bytes] = frozenset()
+        finished = self.find(round) if segments else None
+        if finished is not None:
+            wanted = finished.handed_over(segments, ahead)
+            found = frozenset(name for name in wanted if self._hand_over(round, name.hex(), blobs))
             durable.sync_directory(blobs)
         self._remove(round)
         return found

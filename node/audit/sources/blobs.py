@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
@@ -79,6 +79,20 @@ class Folder:
                 return Attempt(None, (WrongCopy(str(source), what),))
             return _copy(reader, source, digest, limit, into)
 
+    def beginning(self, prefix: bytes, limit: int) -> Iterator[bytes]:
+        """The blobs of at most `limit` bytes that begin so; those that cannot be read, or have another name than their
+        sha256, are passed over."""
+        for name in sorted(os.listdir(self.path)):
+            path = self.path / name
+            try:
+                with _open(path) as reader:
+                    data = reader.read(len(prefix))
+                    data += reader.read(limit) if data == prefix else b""
+            except OSError:
+                continue
+            if len(data) <= limit and hashlib.sha256(data).hexdigest() == path.name:
+                yield data
+
 
 class Blobs:
     """Checked blobs from several sources, kept in `work` until `drop`ped.
@@ -99,7 +113,7 @@ class Blobs:
     def get(self, digest: bytes, limit: int) -> Path:
         """Path of the checked copy of at most `limit` bytes. Raises BlobMissing."""
         copy_here = self.work / digest.hex()
-        if copy_here.exists():
+        if copy_here.exists() and copy_here.stat().st_size <= limit:
             return copy_here
         wrong: list[str] = []
         found: Path | None = None

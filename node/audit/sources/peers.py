@@ -59,8 +59,9 @@ class Peers:
         show: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._hello = wire.Hello(
-            wire.VERSIONS, wire.FEATURES, domain.chain_id, account_bytes(domain.ledger), run, version()
-        )
+            wire.VERSIONS, wire.FEATURES, domain.chain_id, account_bytes(domain.ledger), run, version(),
+            secrets.token_bytes(8),
+        )  # fmt: skip
         self._nodes, self._bootstrap, self._say, self._show = nodes, tuple(bootstrap), say, show
         self._stack = ExitStack()
         self._thread: threading.Thread | None = None

@@ -1,20 +1,9 @@
-"""Which places are searched for blobs, and in which order."""
+"""Which places are searched for blobs."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-from dlx.ledger.client import LedgerClient
-from dlx.ledger.typed import Domain
-from dlx.node.audit.sources.blobs import Folder, Source
-from dlx.node.audit.sources.peers import Peers
-from dlx.node.audit.verdict_store import verdicts_beside
-from dlx.node.home.errors import NotReady, UsageFailure
-from dlx.node.round.challenges.verdicts import ReportedVerdict, VerdictError
 
 
 @dataclass(frozen=True)
@@ -24,40 +13,4 @@ class Places:
     own: tuple[Path, ...] = ()  # the user's folders
     nodes: tuple[Path, ...] = ()  # folders that nodes wrote
     bootstrap: tuple[str, ...] = ()  # multiaddrs (with /p2p/...) of more peers
-
-
-def member_verdicts(
-    client: LedgerClient, run: bytes, places: Places, sources: Sequence[Source]
-) -> list[ReportedVerdict]:
-    """The members' verdicts that nodes' folders and the run's peers keep, each with a good signature."""
-    domain = Domain(client.rpc.chain_id(), client.ledger)
-    found = verdicts_beside(places.nodes, run, domain)
-    for source in sources:
-        for report, signature in source.verdicts(0) if isinstance(source, Peers) else ():
-            with suppress(VerdictError):
-                found.append(ReportedVerdict.read(report, signature, run, domain))
-    return list(dict.fromkeys(found))
-
-
-@contextmanager
-def open_sources(
-    client: LedgerClient,
-    run: bytes,
-    places: Places,
-    say: Callable[[str], None],
-    show: Callable[[str], None] = lambda line: None,
-) -> Iterator[list[Source]]:
-    """The user's own folders, then those that nodes wrote, then the run's peers. `show` is told how far a download is.
-
-    Nodes' folders are peers that need no network: a wrong blob there is as little a finding as wrong bytes from afar.
-    Raises UsageFailure for an own folder that is none, NotReady for one that may not be looked into.
-    """
-    for path in places.own:
-        if not path.is_dir():
-            raise UsageFailure(f"{path}: no such blob folder")
-        if not os.access(path, os.X_OK):
-            raise NotReady(f"{path}: this user may not look into the blob folder")
-    folders = [*(Folder(path, own=True) for path in places.own), *(Folder(path, own=False) for path in places.nodes)]
-    domain = Domain(client.rpc.chain_id(), client.ledger)
-    with Peers(domain, run, lambda: client.nodes().nodes, places.bootstrap, say, show) as peers:
-        yield [*folders, peers]
+    mailboxes: tuple[str, ...] = ()  # addresses of more of them than the ledger names

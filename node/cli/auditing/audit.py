@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlx.ground.errors import DlxError, cause
+from dlx.ground.errors import DlxError, cause, in_words
 from dlx.node.cli import options
+from dlx.node.cli.auditing.endings import ends_as_interrupted
 from dlx.node.cli.progress import Progress
 from dlx.node.home import extras
 from dlx.node.home.errors import NotReady, UsageFailure
@@ -20,12 +22,13 @@ from dlx.training.models.placement import Placement, wrong_device
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
     from dlx.ledger.proof.history import Pin
-    from dlx.node.audit.request import ReplayChoice
+    from dlx.node.audit.replay_choice import ReplayChoice
     from dlx.node.home.datadir import DataDir
     from dlx.node.home.settings import Settings
 
 
-def _pin(given: str | None) -> Pin | None:
+def pin_of(given: str | None) -> Pin | None:
+    """Raises UsageFailure."""
     if given is None:
         return None
     from dlx.ledger.proof.history import parse_pin
@@ -59,21 +62,32 @@ RoundsOption = Annotated[
     typer.Option(metavar="A-B", help="Only these rounds.", show_default="those that members still have to serve"),
 ]
 ReplicaOption = Annotated[int | None, typer.Option(min=0, metavar="R", help="Only this replica.", show_default="all")]
+RequiredOption = Annotated[
+    int | None,
+    typer.Option(
+        "--require-segments",
+        min=1,
+        metavar="K",
+        help="Exit code 5 unless all that was drawn was replayed and is honest, K segments at least.",
+        show_default="nothing is required",
+    ),
+]
 DeviceOption = Annotated[
     str | None,
     typer.Option(metavar="D", help="Where training is replayed: auto, cpu, cuda, cuda:N, mps.", show_default="cpu"),
 ]
 
 
-@options.of_folder(*options.LEDGER, "bootstrap")
+@options.of_folder(*options.LEDGER, "bootstrap", "mailboxes")
 def command(
     given: options.Given,
-    run: options.RunOption = None,
+    run: options.RunArgument = None,
     head: HeadOption = None,
     level: LevelOption = 2,
     sample: SampleOption = None,
     rounds: RoundsOption = None,
     replica: ReplicaOption = None,
+    require_segments: RequiredOption = None,
     device: DeviceOption = None,
     blobs: options.BlobsOption = None,
     json: options.JsonOption = False,
@@ -86,19 +100,21 @@ def command(
 
     Exit codes: 0 all that was asked for holds. 1 something is FAIL. 2 the command is wrong. 3 it could not look (the
     chain node is silent, there is no such run, a folder cannot be read). 4 nothing is FAIL, but a WARN or SKIP leaves
-    open whether all holds.
+    open whether all holds. 5 as 4, and what --require-segments asks for is not there.
     """
     folder, settings = options.folder(given)
-    from dlx.node.audit.request import AuditRequest
-    from dlx.node.audit.run import audit
-    from dlx.node.audit.sources.places import Places
-
     own = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
-    places = Places(own, tuple(folder.blob_folders), settings.bootstrap)
-    pin, choice = _pin(head), _choice(level, sample, rounds, replica, device)
-    with _failures_as_not_ready(), Progress(json) as progress, _ledger(settings, folder) as client:
-        request = AuditRequest(_run_named(client, run), places, pin, choice)
-        report = audit(client, request, progress.show, progress.say)
+    pin, choice = pin_of(head), _choice(level, sample, rounds, replica, require_segments, device)
+    with ends_as_interrupted(), _failures_as_not_ready(), Progress(json) as progress:
+        progress.step(f"auditing {f'run {run}' if run else 'the run'}")
+        from dlx.node.audit.request import AuditRequest
+        from dlx.node.audit.run import audit
+        from dlx.node.audit.sources.places import Places
+
+        places = Places(own, tuple(folder.blob_folders), settings.bootstrap, settings.mailboxes)
+        with _ledger(settings, folder) as client:
+            request = AuditRequest(_run_named(client, run), places, pin, choice)
+            report = audit(client, request, progress.show, progress.say)
     if json:
         options.print_json(report.json())
     else:
@@ -107,16 +123,18 @@ def command(
 
 
 def _choice(
-    level: int, sample: float | None, rounds: str | None, replica: int | None, device: str | None
+    level: int, sample: float | None, rounds: str | None, replica: int | None, required: int | None, device: str | None
 ) -> ReplayChoice | None:
     """None: no level 3. Raises UsageFailure."""
     if level < 3:
-        if any(option is not None for option in (sample, rounds, replica, device)):
-            raise UsageFailure("--sample, --rounds, --replica and --device are for --level 3")
+        if any(option is not None for option in (sample, rounds, replica, required, device)):
+            raise UsageFailure("--sample, --rounds, --replica, --require-segments and --device are for --level 3")
         return None
     extras.require("train")
-    from dlx.node.audit.request import ReplayChoice
+    from dlx.node.audit.replay_choice import ReplayChoice
 
+    if required is not None and (sample is not None or replica is not None):
+        raise UsageFailure("--require-segments is about all that was drawn: leave out --sample and --replica")
     if sample is not None and not 0 < sample <= 1:
         raise UsageFailure(f"--sample {sample:g}: expected a part of 1, above 0")
     chosen = None
@@ -126,11 +144,16 @@ def _choice(
         if first > last:
             raise UsageFailure(f"--rounds {rounds}: expected A-B, or one round")
         chosen = range(first, last + 1)
-    return ReplayChoice(chosen, replica, 1.0 if sample is None else sample, placement_on(device))
+    return ReplayChoice(chosen, replica, 1.0 if sample is None else sample, placement_on(device), required or 0)
 
 
 def placement_on(device: str | None) -> Placement:
-    """How a replay is run on this device, with all cores. Raises UsageFailure."""
+    """How a replay is run on this device, with all cores. Raises UsageFailure.
+
+    To be called before torch is imported. Threads of a small model mostly wait for each other, and its OpenMP lets them
+    spin meanwhile: where others use the cores, that took 13 times the CPU time.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     device = device or "cpu"
     if wrong := wrong_device(device):
         raise UsageFailure(f"--device {device}: {wrong}")
@@ -148,7 +171,7 @@ def _failures_as_not_ready() -> Iterator[None]:
             traceback.print_exc()
             raise NotReady(f"could not audit: {error!r} is a fault of dlx-node, not of the run") from error
         if isinstance(error, OSError) or error.exit_code == DlxError.exit_code:
-            raise NotReady(f"could not audit: {error}") from error
+            raise NotReady(f"could not audit: {in_words(error)}") from error
         raise
 
 
@@ -168,7 +191,7 @@ def _ledger(settings: Settings, folder: DataDir) -> Iterator[LedgerClient]:
             client = stack.enter_context(open_ledger(settings, folder))
         except LedgerError as refused:
             try:
-                yield LedgerClient(settings.rpc_url, settings.ledger)
+                yield LedgerClient(settings.rpc_url, settings.ledger, rpc_timeout=settings.rpc_timeout)
             except (Failure, LedgerError):
                 raise refused from None
         else:
@@ -176,9 +199,10 @@ def _ledger(settings: Settings, folder: DataDir) -> Iterator[LedgerClient]:
 
 
 def _run_named(client: LedgerClient, run: str | None) -> bytes:
+    from dlx.node.home.citation import id_digits
     from dlx.node.runs import find
 
-    digits = "" if run is None else find.id_digits(run)
+    digits = "" if run is None else id_digits(run)
     if len(digits) == 64:  # needs no word of a ledger that may be foreign
         return bytes.fromhex(digits)
     with client.events() as index:

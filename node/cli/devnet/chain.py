@@ -65,7 +65,7 @@ def command(
 
 @options.of_folder("rpc_url", "chain_id", *options.FEES, "password_file")
 def deploy(given: options.Given, json: options.JsonOption = False) -> None:
-    """Deploy NodeRegistry and TrainingLedger from the folder's account, which pays the gas.
+    """Deploy NodeRegistry, TrainingLedger and Campaigns from the folder's account, which pays the gas.
 
     Nobody owns the contracts afterwards, the account that deployed them no more than any other.
     """
@@ -80,3 +80,4 @@ def deploy(given: options.Given, json: options.JsonOption = False) -> None:
         return
     options.print_fields([(name.replace("_", " "), value) for name, value in found.items()])
     sys.stdout.write(f'\nFor every node of this network, in config.toml:  ledger = "{found["ledger"]}"\n')
+    sys.stdout.write(f'And for who funds a run or is paid:  campaigns = "{found["campaigns"]}"\n')

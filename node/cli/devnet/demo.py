@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
+from contextlib import closing
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,19 +18,27 @@ from dlx.node.home import extras
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.formatting import size
+from dlx.node.home.program import line, program
 from dlx.node.home.settings import Settings
 
 if TYPE_CHECKING:
     from dlx.node.devnet.devnet import Devnet
 
 _PLACE = Path("~/.dlx/demos")
+_HAPPENS = (
+    "a chain starts here, with the ledger's contracts on it: it says what counts",
+    "each node trains its copy of a small model on Python source, and sends the others what changed",
+    "each line with `round` is one that the ledger sealed: its loss, its speed, and whose work it counts",
+    "at the end the audit computes every outer step again, from what was sent, and compares the bits",
+    "then the model is pulled, measured on text that nobody trained on, and writes a little itself",
+)
 _NEEDED = 200_000_000  # bytes: what a demo of the default size leaves, and some more
 
 
 def command(
-    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Outer rounds to train.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Outer rounds to train.")] = 8,
     replicas: Annotated[int, typer.Option(min=1, max=14, help="Complete pipelines.")] = 2,
-    stages: Annotated[int, typer.Option(min=1, max=4, help="Stages of each pipeline.")] = 2,
+    stages: Annotated[int, typer.Option(min=1, max=4, help="Stages of each pipeline.")] = 1,
     datadir: Annotated[
         Path | None,
         typer.Option(help="New folder for everything.", show_default="~/.dlx/demos/<number>; the newest with --resume"),
@@ -43,26 +53,35 @@ def command(
     Exit code 0 only if every round was sealed, no seal was empty and the audit passed.
     """
     extras.require("train", "chain", "plot")  # now, not after the training
-    from dlx.node.audit.report import Conclusion
-    from dlx.node.devnet import demo
-    from dlx.node.devnet.devnet import Devnet
-    from dlx.node.devnet.terminal import Dashboard, terminal_plot
-
     root = expand(datadir or _place(resume)).absolute()
     options.check_new_place(root)
-    _check_room(root)
-    devnet = Devnet.open(root) if resume else Devnet.create(root, rounds, replicas, stages, options.note)
+    check_room(root)
+    from dlx.node.devnet.devnet import Devnet, check_new
+
+    earlier = Devnet.open(root) if resume else None
+    if earlier is None:
+        check_new(root, Devnet.kind)
+    for said in (f"the demo's folder is {root}", *_HAPPENS):  # before torch is imported, which takes seconds
+        options.note(said)
+    from dlx.node.audit.report import Conclusion
+    from dlx.node.devnet import demo
+    from dlx.node.devnet.terminal import Dashboard, terminal_plot
+
+    devnet = earlier or Devnet.create(root, rounds, replicas, stages, options.note)
     with DataDir(root).lock(), demo.stopping(devnet):
         last = devnet.shape.rounds - 1
         nodes = "1 node" if len(devnet.names) == 1 else f"{len(devnet.names)} nodes"
-        options.note(f"run {devnet.shape.run[:18]}: {nodes} in {root}, rounds 0 to {last}")
+        options.note(f"run {devnet.shape.run[:18]}: {nodes}, rounds 0 to {last}")
         devnet.start()
         with Dashboard(devnet) as dashboard:
             observed = demo.follow(devnet, dashboard.on_round, dashboard.on_statuses)
+        options.note("waiting for the members' last checks")
         demo.await_checks(devnet, observed)
+        demo.await_evaluations(devnet)
         devnet.stop_nodes()
         result = demo.outcome(devnet, observed, options.note)
-        curve = _draw(devnet)
+        options.note("drawing the loss curve and the page")
+        curve, page = _draw(devnet)
         before = demo.first_loss(devnet)
     problems = demo.passed(result)
     if json:
@@ -70,7 +89,9 @@ def command(
     else:
         sys.stdout.write(terminal_plot(result["loss"]) + "\n")
         sample = demo.sample(Path(result["checkpoint"]))
-        options.say(f"\na sample of the trained model:\n\n{_indented(sample)}\n")
+        prompt = demo.PROMPT.decode()
+        options.say(f"\nwhat the model now writes after {prompt!r} (so few rounds teach letters, not words):\n")
+        options.say(_indented(sample) + "\n")
         counts, verdict = result["audit"]["counts"], Conclusion(**result["audit"]["verdict"])
         options.print_fields(
             [
@@ -83,11 +104,22 @@ def command(
                 ("loss curve", curve),
                 ("checkpoint", result["checkpoint"]),
                 ("everything", root),
-                ("next", f"dlx-node audit --datadir {root}"),
+                ("page", page.as_uri()),
             ]
         )
+        options.say("\nwhat to try next:\n")
+        options.print_fields(_next(root))
     if problems:
         raise Failure("; ".join(problems[:3]))
+
+
+def _next(root: Path) -> list[tuple[str, Any]]:
+    return [
+        (line("audit", "--level", 3, folder=root), "trains drawn work again"),
+        (f"{program()} serve {quote(str(root / 'checkpoint'))}", "the model as an endpoint"),
+        (line("web", folder=root), "the page, to click through"),
+        (f"{program()} devnet", "a run that goes on, and a line with which others join it"),
+    ]
 
 
 def _tokens(result: dict[str, Any]) -> str:
@@ -106,7 +138,7 @@ def _work(counted: int, possible: int) -> str | Text:
 def _checks(found: dict[str, int]) -> str:
     """Of drawn work, by its members, until the run ended."""
     each = ", ".join(f"{found[word]} {word}" for word in ("honest", "false", "withheld") if found[word])
-    summary = f"{found['checked']} of {found['drawn']} drawn contributions replayed by members"
+    summary = f"{found['checked']} of {found['drawn']} drawn segments replayed by members"
     return f"{summary}: {each}" if each else summary
 
 
@@ -116,10 +148,12 @@ def _sent(result: dict[str, Any]) -> str:
 
     kinds = [asdict(traffic) for traffic in result["traffic_per_node"]]
     totals = {kind: sum(one[kind].sent for one in kinds) for kind in (kinds[0] if kinds else ())}
-    return ", ".join(f"{kind} {size(total)}" for kind, total in totals.items()) or "unknown: it had ended before"
+    return (
+        ", ".join(f"{kind} {size(total)}" for kind, total in totals.items() if total) or "unknown: it had ended before"
+    )
 
 
-def _check_room(root: Path) -> None:
+def check_room(root: Path) -> None:
     """Raises Failure where the nodes would wait for room from the start."""
     place = next(path for path in (root, *root.parents) if path.is_dir())
     floor, free = Settings().disk_floor, shutil.disk_usage(place).free
@@ -141,16 +175,24 @@ def _place(resume: bool) -> Path:
     return place / str(numbers[-1] + 1 if numbers else 1)
 
 
-def _draw(devnet: Devnet) -> Path:
+def _draw(devnet: Devnet) -> tuple[Path, Path]:
+    """The loss curve, and the run's page as a file."""
+    from dlx.node.devnet import demo
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find, history
+    from dlx.node.web.reading.reader import Reader
+    from dlx.node.web.render import write_file
 
-    path = devnet.root / "loss.png"
-    with open_ledger(devnet.settings, DataDir(devnet.root)) as client, open_index(client) as index:
+    curve, page, folder = devnet.root / "loss.png", devnet.root / "run.html", DataDir(devnet.root)
+    with open_ledger(devnet.settings, folder) as client, open_index(client) as index:
         run = bytes.fromhex(devnet.shape.run[2:])
-        history.plot(history.history(index, find.view_of(index, run)), path)
-    return path
+        view = find.view_of(client, index, run)
+        found = history.history(index, view, held_out=demo.held_out(devnet))
+        history.plot(found, curve)
+        with closing(Reader(client, folder.blob_folders, f"--datadir {quote(str(devnet.root))}")) as reader:
+            write_file(reader.run_page(run, every=0), found, page)
+    return curve, page
 
 
 def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
+    return "\n".join(f"    {line.rstrip()}" for line in text.splitlines())

@@ -12,7 +12,8 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Container, VerticalScroll
-from textual.widgets import DataTable, Footer, ProgressBar, Sparkline, Static
+from textual.events import Resize
+from textual.widgets import DataTable, Footer, ProgressBar, Static
 
 from dlx.ground.errors import DlxError
 from dlx.ground.untrusted import printable
@@ -40,7 +41,7 @@ class Screen(App[None]):
     #bar { padding: 0 1; width: 100%; margin-bottom: 1; }
     #bar Bar { width: 1fr; }
     #course { height: auto; padding: 0 1; }
-    #losses { height: 3; margin: 0 1 1 1; }
+    #losses { height: auto; margin: 0 1 1 1; }
     #tables { layout: vertical; height: auto; }
     .-wide #tables { layout: horizontal; }
     DataTable { height: auto; max-height: 20; width: 1fr; margin: 0 1 1 1; }
@@ -60,7 +61,7 @@ class Screen(App[None]):
             yield Static(id="now")
             yield ProgressBar(id="bar", show_eta=False)
             yield Static(id="course")
-            yield Sparkline(id="losses", summary_function=_mean)
+            yield Static(id="losses", markup=False)
             yield Static(id="traffic")
             with Container(id="tables"):
                 yield DataTable(id="rounds", cursor_type="none")
@@ -72,6 +73,13 @@ class Screen(App[None]):
         self._table("peers").add_columns(*((name, name) for name in glance.PEER_COLUMNS))
         self._show(self._seen)
         self.set_interval(self._every, self._tick)
+
+    def on_resize(self, _: Resize) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        width = self.size.width - 4  # margins, and what scrolls
+        self.query_one("#losses", Static).update(glance.loss_chart(self._seen.curve, width))
 
     def action_hold(self) -> None:
         """The picture stands still, until the same key again."""
@@ -111,8 +119,8 @@ class Screen(App[None]):
         self.query_one("#facts", Static).update(glance.summary(status))
         self.query_one("#now", Static).update(glance.current_round(status))
         self.query_one("#bar", ProgressBar).update(total=max(1, status.steps), progress=status.step)
-        self.query_one("#course", Static).update(glance.loss_trend(found.losses))
-        self.query_one("#losses", Sparkline).data = found.losses
+        self.query_one("#course", Static).update(glance.loss_trends(found))
+        self._draw()
         self.query_one("#traffic", Static).update(glance.traffic(status, before.status, found.at - before.at))
         self._fill("rounds", ((str(one.round), glance.round_cells(one)) for one in reversed(found.rounds)))
         self._fill("peers", ((peer.peer_id, glance.peer_cells(peer)) for peer in found.peers))
@@ -139,7 +147,3 @@ class Screen(App[None]):
         for key, cells in wanted.items():
             table.add_row(*cells, key=key)
         table.scroll_to(*place, animate=False)
-
-
-def _mean(values: Any) -> float:
-    return sum(values) / len(values)

@@ -16,6 +16,7 @@ from dlx.node.cli import options
 from dlx.node.home import config, extras, logs
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.program import line
 from dlx.node.home.settings import SETTINGS, Settings
 
 
@@ -64,7 +65,7 @@ def command(
     identity.node_peer_id(folder)  # a folder without keys is told before anything is made in it
     folder.create()
     folder.check_secrets()
-    with folder.lock():
+    with folder.lock() as lock:
         logs.setup(settings.log_format, folder.logs)
         account = identity.load_account(folder, settings)
         node_key = identity.load_node_key(folder, settings)
@@ -73,7 +74,7 @@ def command(
             client = ledger_client(reached, folder, account.secret)
             chosen = find.resolve_offline(folder.last_run, run) or find.resolve_patiently(client, run, options.note)
             durable.write_bytes(folder.last_run, chosen.hex().encode())
-            run_node(Startup(chosen, wanted, reached, folder, node_key, account, of_site), client)
+            run_node(Startup(chosen, wanted, reached, folder, lock, node_key, account, of_site), client)
 
 
 def _greet(folder: DataDir, settings: Settings) -> None:
@@ -83,7 +84,7 @@ def _greet(folder: DataDir, settings: Settings) -> None:
 
     options.note(f"version {version()} starts in {folder.root}")
     for diagnosis in health.quick(folder, settings):
-        if diagnosis.verdict != health.PASS:
+        if diagnosis.verdict != health.PASS and diagnosis.check != "keys":  # which `start` itself says, and ends
             options.note(f"{diagnosis.verdict} {diagnosis.check}: {diagnosis.text}; mend: {diagnosis.mend}")
 
 
@@ -104,10 +105,11 @@ def pause(
     from dlx.node.daemon.membership import rest
 
     how = settings.resting if leave is None else "leave" if leave else "keep"
-    for one in _folders(folder):
+    for one in (folder, *folder.stages):
         one.create()
         rest.pause(one.paused, how)
-    options.note(str(rest.Resting("paused", how)).replace("has given", "gives") + "; `dlx-node resume` ends that")
+    ends = line("resume", folder=folder.root)
+    options.note(str(rest.Resting("paused", how)).replace("has given", "gives") + f"; `{ends}` ends that")
 
 
 @options.of_folder()
@@ -116,13 +118,8 @@ def resume(given: options.Given) -> None:
     folder, _ = options.folder(given)
     from dlx.node.daemon.membership import rest
 
-    was_paused = [rest.resume(one.paused) for one in _folders(folder)]
+    was_paused = [rest.resume(one.paused) for one in (folder, *folder.stages)]
     options.note("working again" if any(was_paused) else "it was not paused")
-
-
-def _folders(folder: DataDir) -> list[DataDir]:
-    """The node's, and where a site's stages lie in it, theirs."""
-    return [folder, *(DataDir(path) for path in sorted(folder.root.glob("stages/*")) if path.is_dir())]
 
 
 @options.of_settings("device", "threads", "ranks", "devices")

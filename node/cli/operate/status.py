@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
+from shlex import quote
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,10 +12,11 @@ from msgspec.structs import asdict
 from rich.text import Text
 
 from dlx.node.cli import options
-from dlx.node.daemon.api.status import CheckStatus, NodeStatus, Peers
+from dlx.node.daemon.api.status import CheckStatus, Mailboxes, NodeStatus, Peers, Relaying
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, NotReady
 from dlx.node.home.formatting import counted, size, steps
+from dlx.node.home.program import line
 
 _T = TypeVar("_T")
 _SECONDS = 5
@@ -39,7 +41,8 @@ def peers(given: options.Given, json: options.JsonOption = False) -> None:
     found = read(folder, "/v1/peers", Peers)
     if json:
         options.print_json(found)
-    elif not found.peers:
+        return
+    if not found.peers:
         sys.stdout.write("no peers\n")
     else:
         rows = [
@@ -53,6 +56,8 @@ def peers(given: options.Given, json: options.JsonOption = False) -> None:
             for peer in found.peers
         ]
         options.print_table(["PEER", "AGREED", "CONNECTED", "ROUND TRIP", "ADDRESSES"], rows)
+    said = [("reachable", reachable(found.reachable)), *(("unreached", why) for why in found.unreached)]
+    options.print_fields(said)
 
 
 def read(folder: DataDir, path: str, kind: type[_T]) -> _T:
@@ -61,6 +66,8 @@ def read(folder: DataDir, path: str, kind: type[_T]) -> _T:
     import urllib.error
     import urllib.request
 
+    if not folder.is_held:  # a copied folder also has the address of the original's node
+        raise _no_node(folder)
     try:
         url = jsonlib.loads(folder.http_address.read_text())["url"]
         if not isinstance(url, str):
@@ -92,10 +99,16 @@ def status_fields(status: NodeStatus) -> list[tuple[str, Any]]:
         ("run", status.run),
         ("ready", "no: " + "; ".join(status.not_ready) if status.not_ready else "yes"),
         ("connected", f"{status.peers} peer{'' if status.peers == 1 else 's'}, {_ledger(status)}"),
+        ("reachable", reachable(status.reachable)),
+        *([] if not status.relays.members else [("relays", _relays(status.relays))]),
+        *([("mailboxes", said)] if (said := _mailboxes(status.mailboxes)) else []),
+        *(("unreached", options.amber(reason)) for reason in status.unreached),
         ("slot", _slot(status)),
         ("counted", _counted(status)),
         *([] if status.trained_on is None else [("trains on", status.trained_on)]),
-        *([] if status.vote is None else [("vote", status.vote)]),
+        *([] if status.weight is None else [("weight", status.weight)]),
+        *([] if not status.vouches else [("vouches", _vouches(status.vouches))]),
+        *([] if status.lacks_founder is None else [("founder", options.amber(status.lacks_founder))]),
         *(("notice", options.amber(notice)) for notice in status.notices),
         *([] if status.resting is None else [("rests", options.amber(status.resting))]),
         ("now", _now(status)),
@@ -110,15 +123,34 @@ def status_fields(status: NodeStatus) -> list[tuple[str, Any]]:
         rows.append(("last seal", options.amber(line) if seal.counted < seal.replicas else line))
     if status.checks is not None:
         rows += _checks(status.checks)
+    losses = {status.held_out_version: status.held_out, 0: status.held_out_before}
+    told = [f"{loss:.4f} of version {version}" for version, loss in losses.items() if loss is not None]
+    if told:
+        rows.append(("held-out", f"loss {', '.join(told)}, nats"))
     if status.loss is not None:
         speed = "" if status.tokens_per_second is None else f", {status.tokens_per_second:,.0f} tokens/s"
-        rows.append(("loss", f"{status.loss:.4f} nats per token{speed}"))
+        rows.append(("training", f"loss {status.loss:.4f} nats per token{speed}"))
     for name in ("sent", "received"):
         parts = (f"{kind} {size(getattr(both, name))}" for kind, both in asdict(status.traffic).items())
         rows.append((name, ", ".join(parts)))
     if status.rejected:
         rows.append(("refused", ", ".join(f"{reason} {count}" for reason, count in sorted(status.rejected.items()))))
     return rows
+
+
+def reachable(said: str) -> str | Text:
+    """In amber where a person can mend it."""
+    return options.amber(said) if said.startswith("no:") else said
+
+
+def _mailboxes(mailboxes: Mailboxes) -> str:
+    parts = [] if mailboxes.to is None else [f"{mailboxes.published} blobs published to {mailboxes.to}"]
+    return ", ".join([*parts, *([f"{mailboxes.read} of others read"] if mailboxes.read else [])])
+
+
+def _relays(relays: Relaying) -> str:
+    members, connections = relays.members, relays.connections
+    return f"for {members} member{'s'[: members != 1]}, {connections} connection{'s'[: connections != 1]}"
 
 
 def _slot(status: NodeStatus) -> str:
@@ -128,9 +160,15 @@ def _slot(status: NodeStatus) -> str:
     return f"stage {status.stage} of replica {status.replica}{site}"
 
 
+def _vouches(vouches: dict[int, str | None]) -> str:
+    """The stages whose seals the node signs as a founder, and what it still waits for."""
+    stages = ", ".join(f"{stage} (waits for {waits})" if waits else str(stage) for stage, waits in vouches.items())
+    return f"as a founder for stage{'s' if len(vouches) > 1 else ''} {stages}, without a slot there"
+
+
 def _checks(checks: CheckStatus) -> list[tuple[str, Any]]:
     """What became of drawn work, others' and own."""
-    summary = f"{checks.checked} of {checks.drawn} drawn contributions replayed"
+    summary = f"{checks.checked} of {checks.drawn} drawn segment{'s'[: checks.drawn != 1]} replayed"
     found = ", ".join(f"{count} {word}" for word, count in _findings(checks).items() if count)
     bad = checks.false + checks.withheld
     rows: list[tuple[str, Any]] = [
@@ -140,7 +178,13 @@ def _checks(checks: CheckStatus) -> list[tuple[str, Any]]:
         rows.append(("unchecked", f"waits {checks.waits}"))
     rows.append(("checking", f"{checks.seconds:.0f} s of the {checks.allowed_seconds:.0f} s that audit_share allows"))
     if checks.served or checks.undecided_bytes:
-        rows.append(("own work", f"{checks.served} drawn and served, {size(checks.undecided_bytes)} wait for a draw"))
+        rows.append(
+            (
+                "own work",
+                f"{checks.served} contribution{'s'[: checks.served != 1]} drawn and served, "
+                f"{size(checks.undecided_bytes)} wait for a draw",
+            )
+        )
     return rows
 
 
@@ -172,4 +216,11 @@ def _now(status: NodeStatus) -> str:
 
 
 def _no_node(folder: DataDir) -> NotReady:
-    return NotReady(f"no node runs in {folder.root}: start it with `dlx-node start`, or name its --datadir")
+    nodes = [path.parent for path in sorted(folder.root.glob("nodes/*/node.key"))]
+    if nodes:  # a devnet's folder, or a demo's
+        names = ", ".join(path.name for path in nodes)
+        return NotReady(
+            f"no node runs in {folder.root} itself: its nodes are {names}, as --datadir {quote(str(nodes[0]))}"
+        )
+    start = line("start", folder=folder.root)
+    return NotReady(f"no node runs in {folder.root}: start it with `{start}`, or name its --datadir")

@@ -13,8 +13,11 @@ import typer
 
 from dlx.ground.untrusted import printable
 from dlx.node.cli import options
-from dlx.node.cli.runs.plan_text import Plan, as_data, print_plan
+from dlx.node.cli.progress import Progress
+from dlx.node.cli.runs.plan_text import Plan, Price, as_data, print_plan
+from dlx.node.home import extras
 from dlx.node.home.errors import UsageFailure
+from dlx.training.models.placement import Checkpoint
 
 _LINK = 1e9  # bits per second, where nothing says otherwise
 DraftOption = Annotated[Path, typer.Option("--manifest", metavar="FILE", help="TOML file that describes the run.")]
@@ -35,7 +38,7 @@ def command(
     tensor_parallel: Annotated[
         int, typer.Option(min=1, max=1024, help="Of these, that compute each matrix product together.")
     ] = 1,
-    checkpoint: Annotated[str, typer.Option(help="What is computed again: none, layers or selective.")] = "none",
+    checkpoint: Annotated[Checkpoint, typer.Option(help="What is computed again: none, layers or selective.")] = "none",
     replicas: Annotated[
         int | None, typer.Option(min=1, max=64, help="Replicas at work.", show_default="max_replicas")
     ] = None,
@@ -58,6 +61,14 @@ def command(
             show_default="1, of the embedded chain",
         ),
     ] = None,
+    price: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PRICE",
+            help="What a campaign pays: 0.5USDC/h for a device, or 0.2USDC/Mtok for a million tokens.",
+            show_default="no sum",
+        ),
+    ] = None,
     datadir: options.DataDirOption = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -65,10 +76,12 @@ def command(
 
     Needs no data folder and no chain, and changes nothing.
     """
-    plan = planned(
-        manifest, device, utilisation=utilisation, measure=measure, ranks=ranks, tensor_parallel=tensor_parallel,
-        checkpoint=checkpoint, replicas=replicas, link=link, lan=lan, seal=seal, datadir=datadir,
-    )  # fmt: skip
+    with Progress(json) as progress:
+        plan = planned(
+            manifest, device, progress, utilisation=utilisation, measure=measure, ranks=ranks,
+            tensor_parallel=tensor_parallel, checkpoint=checkpoint, replicas=replicas, link=link, lan=lan, seal=seal,
+            price=price, datadir=datadir,
+        )  # fmt: skip
     if json:
         options.print_json(as_data(plan))
     else:
@@ -78,41 +91,36 @@ def command(
 def planned(
     manifest: Path,
     device: str,
+    progress: Progress,
     *,
     utilisation: float | None = None,
     measure: bool = False,
     ranks: int = 1,
     tensor_parallel: int = 1,
-    checkpoint: str = "none",
+    checkpoint: Checkpoint = "none",
     replicas: int | None = None,
     link: str | None = None,
     lan: str | None = None,
     seal: float | None = None,
+    price: str | None = None,
     datadir: Path | None = None,
 ) -> Plan:
-    """What the command's options come to. Raises UsageFailure."""
+    """What the command's options come to; `progress` is told once they are found right. Raises UsageFailure."""
     gc.disable()  # nothing that is imported or simulated is garbage: to look for it takes a fifth of the time
     from msgspec.structs import replace
 
-    from dlx.node.round.rules.pace import TRIAL_STEPS
-    from dlx.node.runs.upkeep import checked
-    from dlx.training.balance.costs import costs
     from dlx.training.balance.devices import DEVICE_KINDS, device_of
-    from dlx.training.balance.flops import balanced
     from dlx.training.balance.history import with_retention
-    from dlx.training.balance.measured import Measured, measured
-    from dlx.training.balance.seconds import RECOMPUTED, SEAL, Conditions, seconds
     from dlx.training.models.parallel import check_divides, check_parallel
     from dlx.training.models.placement import Placement, PlacementError, settle
     from dlx.training.recipe.draft import draft_from_toml
 
-    if checkpoint not in RECOMPUTED:
-        raise UsageFailure(f"--checkpoint {printable(checkpoint, 40)}: expected {' or '.join(RECOMPUTED)}")
     if utilisation is not None and not 0.001 <= utilisation <= 1:
         raise UsageFailure(f"--utilisation {utilisation:g}: expected a part from 0.001 to 1")
     kind = device_of(device)
     if kind is None:
         raise UsageFailure(f"--device {printable(device, 40)}: expected {DEVICE_KINDS}")
+    wanted = None if price is None else _price(price)
     folder = options.folder(options.Given(datadir, {}))[0].root if device == "cpu" or measure else None
     link_speed = _own_limit(datadir) if link is None else _bits("--link", link)
     lan_speed = None if lan is None else _bits("--lan", lan)
@@ -128,6 +136,15 @@ def planned(
         check_parallel(draft, tensor_parallel)
     except PlacementError as error:
         raise UsageFailure(str(error)) from None
+    extras.require("train")
+    progress.step(f"planning {manifest}")
+    from dlx.node.round.rules.pace import TRIAL_STEPS
+    from dlx.node.runs.upkeep import checked
+    from dlx.training.balance.costs import costs
+    from dlx.training.balance.flops import balanced
+    from dlx.training.balance.measured import Measured, measured
+    from dlx.training.balance.seconds import RECOMPUTED, SEAL, Conditions, seconds
+
     used = utilisation or kind.utilisation
     speed = Measured(used * kind.speed(draft.precision), used * kind.float32)
     if measure:
@@ -147,7 +164,7 @@ def planned(
         trial_steps=TRIAL_STEPS,
     )
     times = seconds(draft, found, conditions)
-    return Plan(draft, kind, measure, conditions, placement, found, times, balanced(draft), folder)
+    return Plan(draft, kind, measure, conditions, placement, found, times, balanced(draft), folder, wanted)
 
 
 @contextmanager
@@ -168,6 +185,13 @@ def _bits(option: str, given: str) -> float:
     if not 0 < value <= 1e15:
         raise UsageFailure(f"{option} {printable(given, 40)}: expected a speed such as 100Mbit/s, 1Gbit/s or 50MB/s")
     return value
+
+
+def _price(given: str) -> Price:
+    found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,18})?) ?([A-Za-z][A-Za-z0-9]{0,11})?/(h|Mtok)", given, re.ASCII)
+    if not found:
+        raise UsageFailure(f"--price {printable(given, 40)}: expected a price such as 0.5USDC/h or 0.2ETH/Mtok")
+    return Price(float(found[1]), found[2] or "", found[3])
 
 
 def _own_limit(datadir: Path | None) -> float:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dlx.ground.constants import EPOCH_ROUNDS
+from dlx.ground.limits import free_memory
 from dlx.ground.machine import nearest
 from dlx.node.cli import options
 from dlx.node.home import formatting
+from dlx.node.home.formatting import lasting
 
 if TYPE_CHECKING:
     from dlx.node.runs.upkeep import Upkeep
@@ -22,6 +26,23 @@ COMMON_DISK = 4e12  # bytes: what a stage's member may take without a warning
 PRIVATE_DISK = 4  # times the memory of a stage: what may wait for its draw on a machine's disk without a warning
 
 
+class Price(NamedTuple):
+    amount: float
+    unit: str
+    per: str  # "h": an hour of a device; "Mtok": a million tokens
+
+
+class Campaign(NamedTuple):
+    """What a campaign for the whole run has to hold."""
+
+    sum: float
+    epoch: float  # of 16 rounds
+    unit: str
+    device_hours: float
+    tokens: float
+    parts: tuple[float, ...]  # of each stage, in percent, as their operations are
+
+
 class Plan(NamedTuple):
     draft: Draft
     device: Device
@@ -32,23 +53,41 @@ class Plan(NamedTuple):
     seconds: Seconds
     suggested: list[tuple[int, int]]
     folder: Path | None  # the node's, where the plan is of this machine
+    price: Price | None = None
 
 
 def print_plan(plan: Plan) -> None:
-    """For people. The disk is said first: it fails late, when hours of training are lost with it."""
-    options.print_fields([("disk", disk(plan))])
+    """For people: first how long it takes and what it sends, which is what they ask. Then the disk, which fails late,
+    when hours of training are lost with it."""
+    options.print_fields([("time", _whole_time(plan)), ("traffic", _traffic(plan)), ("disk", disk(plan))])
     sys.stdout.write("\n")
     _print_stages(plan)
     sys.stdout.write("\n")
     options.print_fields(_fields(plan))
     for warning in _warnings(plan):
         options.note(f"warning: {warning}")
-    cost, own = _largest(plan)
-    if plan.folder is not None and (free := shutil.disk_usage(nearest(plan.folder)).free) < own.disk:
-        options.note(
+    for lack in _lacking_here(plan):
+        options.note(lack)
+
+
+def _lacking_here(plan: Plan) -> list[str]:
+    """What a stage takes and this machine has not, where the plan is of this machine."""
+    if plan.folder is None:
+        return []
+    found, (cost, own) = [], _largest(plan)
+    if (free := shutil.disk_usage(nearest(plan.folder)).free) < own.disk:
+        found.append(
             f"the disk of {plan.folder} has {formatting.size(free)} free, "
             f"less than the member of stage {cost.stage} takes"
         )
+    worst = max(plan.costs, key=lambda cost: cost.memory.host)
+    needed = worst.memory.host * plan.conditions.ranks
+    if plan.placement.device == "cpu" and (free := free_memory()) < needed:
+        found.append(
+            f"this machine has {formatting.size(free)} of memory free, "
+            f"less than the {formatting.size(needed)} that stage {worst.stage} takes"
+        )
+    return found
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
@@ -87,8 +126,48 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "placement": asdict(plan.placement),
         "conditions": asdict(plan.conditions),
         "seconds": {key: value for key, value in asdict(times).items() if key != "stages"},
+        "campaign": None if (paid := campaign(plan)) is None else paid._asdict(),
         "warnings": _warnings(plan),
     }
+
+
+def campaign(plan: Plan) -> Campaign | None:
+    """None where no price is given."""
+    if plan.price is None:
+        return None
+    here, rounds = plan.conditions, plan.draft.rounds
+    seconds = (rounds - 1) * plan.seconds.round + plan.seconds.first_round
+    device_hours = seconds / 3600 * here.replicas * len(plan.costs) * here.ranks
+    tokens = seconds * plan.seconds.tokens_per_second
+    whole = plan.price.amount * (device_hours if plan.price.per == "h" else tokens / 1e6)
+    flops = [cost.flops for cost in plan.costs]
+    upto = [round(10_000 * sum(flops[:stage]) / sum(flops)) for stage in range(len(flops) + 1)]
+    parts = tuple((end - begin) / 100 for begin, end in pairwise(upto))
+    return Campaign(whole, whole * min(1.0, EPOCH_ROUNDS / rounds), plan.price.unit, device_hours, tokens, parts)
+
+
+def _whole_time(plan: Plan) -> str:
+    """A bound: where no member is late, leaves or is slower than the device."""
+    draft, times, here = plan.draft, plan.seconds, plan.conditions
+    whole = (draft.rounds - 1) * times.round + times.first_round
+    return (
+        f"{lasting(whole)} at best for {draft.rounds:,} rounds of {lasting(times.round)}: "
+        f"{times.tokens_per_second:,.0f} tokens/s at best, of {_replicas(here.replicas)}"
+    )
+
+
+def _traffic(plan: Plan) -> str:
+    """Of the member whose link carries most, or of a site; without what checkers fetch."""
+    rounds, sent, who = plan.draft.rounds, plan.seconds.sent, "site" if plan.conditions.lan else "member"
+    found = f"{formatting.size(sent)} each way a round for a {who}, {formatting.size(sent * rounds)} for the run"
+    if len(plan.costs) > 1:
+        pipes = max(cost.pipes for cost in plan.costs)
+        found += f"; between a replica's stages {formatting.size(pipes)} more an inner step"
+    return found
+
+
+def _replicas(count: int) -> str:
+    return f"{count} replica" + ("" if count == 1 else "s")
 
 
 def disk(plan: Plan) -> str:
@@ -129,15 +208,15 @@ def _print_stages(plan: Plan) -> None:
         ["payload per round", *(formatting.size(cost.payload) for cost in costs)],
         ["pipe per inner step", *(formatting.size(cost.pipes) for cost in costs)],
         ["disk per undecided round", *(formatting.size(one.undecided) for one in checks)],
-        ["disk per drawn round", *(formatting.size(one.drawn) for one in checks)],
+        ["disk per drawn segment", *(formatting.size(one.drawn) for one in checks)],
         ["disk of private rounds", *(formatting.size(one.waiting) for one in checks)],
-        ["disk of served rounds", *(formatting.size(one.served) for one in checks)],
+        ["disk of served segments", *(formatting.size(one.served) for one in checks)],
         ["disk of slot", *(formatting.size(one.slot) for one in checks)],
         ["disk of versions", *(formatting.size(one.versions) for one in checks)],
         ["disk of payloads", *(formatting.size(one.payloads) for one in checks)],
         ["disk in all", *(formatting.size(one.disk) for one in checks)],
-        ["time of a micro-batch", *(_time(one.micro_batch) for one in times)],
-        ["time of the optimiser", *(_time(one.optimiser) for one in times)],
+        ["time of a micro-batch", *(lasting(one.micro_batch) for one in times)],
+        ["time of the optimiser", *(lasting(one.optimiser) for one in times)],
     ]
     options.print_table(["", *(f"STAGE {cost.stage}" for cost in costs)], rows)
 
@@ -155,44 +234,54 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
     peak = plan.device.speed(draft.precision)
     speed = f"{here.flops / 1e12:.3g} TFLOP/s in {draft.precision}"
     reached = "measured here" if plan.measured else f"{here.flops / peak:.0%} of {peak / 1e12:.3g}, assumed"
-    machines = f"{here.replicas} replica" + ("" if here.replicas == 1 else "s")
     shares = f", {here.ranks} of them a stage" if here.ranks > 1 else ""
     shares += f", {here.parallel} to a matrix" if here.parallel > 1 else ""
-    limit = "" if times.step <= times.compute else f", {_time(times.compute)} without its pipes"
-    pipes = f"{_time(times.message)} a message at {_speed(here.lan or here.link)}" if len(plan.costs) > 1 else "none"
+    limit = "" if times.step <= times.compute else f", {lasting(times.compute)} without its pipes"
+    pipes = f"{lasting(times.message)} a message at {_speed(here.lan or here.link)}" if len(plan.costs) > 1 else "none"
     site = " for all stages" if here.lan else ""
-    back = f"{_time(times.exchange)} with the work on them and the seal" if here.replicas > 1 else "nothing to exchange"
+    back = (
+        f"{lasting(times.exchange)} with the work on them and the seal" if here.replicas > 1 else "nothing to exchange"
+    )
     hides = "no: the delay is 0"
     if draft.outer.delay:
         hides = f"{'yes' if times.hides else 'no'}: behind {times.hiding_steps} inner steps or more"
-    first = f"; the first of {here.trial_steps} takes {_time(times.first_round)}"
+    first = f"; the first of {here.trial_steps} takes {lasting(times.first_round)}"
     first = first if times.first_round < times.round else ""
     opens = f"; opens not before {utc(timing.start_time)}" if timing.start_time else ""
-    replays = _upkeep(plan)[0].replay_share
-    whole = _time((draft.rounds - 1) * times.round + times.first_round)
     return [
         ("stages", f"{'as balanced as can be' if balanced else 'more balanced'}: [{split}]"),
         ("device", f"{plan.device.name}: {speed} ({reached}){shares}"),
         ("pipes", pipes),
-        ("inner step", f"{_time(times.step)}{limit}"),
+        ("inner step", f"{lasting(times.step)}{limit}"),
         (
             "exchange",
-            f"{formatting.size(times.sent)} each way{site}: {_time(times.transfer)} at {_speed(here.link)}; {back}",
+            f"{formatting.size(times.sent)} each way{site}: {lasting(times.transfer)} at {_speed(here.link)}; {back}",
         ),
         ("work", f"{SLOT_NS:g} ns a parameter on a slot's state, {PAYLOAD_NS:g} on a received payload, on the CPU"),
         ("hidden", hides),
-        ("round", f"{_time(times.round)}: {steps} inner steps, at most {max_inner_steps(draft)}{first}{opens}"),
+        ("round", f"{lasting(times.round)}: {steps} inner steps, at most {max_inner_steps(draft)}{first}{opens}"),
         ("times", round_times(timing.min_round_time, timing.round_timeout, timing.eviction_time)),
         (
-            "run",
-            f"{times.tokens_per_second:,.0f} tokens/s of {machines}; {whole} for {draft.rounds} rounds",
-        ),
-        (
             "checks",
-            f"a replica's round is drawn with probability {audit.share:.3g} and served for {audit.window} rounds; "
-            f"replaying others' takes about {replays:.1%} of the seconds trained, and serving what they replay "
-            f"{_time(times.checks)} of the link a round",
+            f"each segment of a round is drawn with probability {audit.share:.3g} and served for {audit.window} "
+            f"rounds; replaying others' takes about {100 * audit.share:.2g}% of the seconds trained, and serving what "
+            f"they replay {lasting(times.checks)} of the link a round",
         ),
+        *_campaign(plan),
+    ]
+
+
+def _campaign(plan: Plan) -> list[tuple[str, str]]:
+    if (paid := campaign(plan)) is None:
+        return []
+    unit = f" {paid.unit}" if paid.unit else ""
+    parts = ",".join(f"{part:g}" for part in paid.parts)
+    return [
+        (
+            "campaign",
+            f"{paid.sum:,.6g}{unit} for {plan.draft.rounds} rounds, {paid.epoch:,.6g}{unit} an epoch of 16: "
+            f"{paid.device_hours:,.3g} hours of devices, {paid.tokens / 1e6:,.4g} million tokens; --parts {parts}",
+        )
     ]
 
 
@@ -208,9 +297,10 @@ def round_times(min_round: int, round: int, eviction: int) -> str:
 
 
 def _warnings(plan: Plan) -> list[str]:
+    from dlx.node.runs.upkeep import unpaid
     from dlx.training.recipe import advice
 
-    found = advice.warnings(plan.draft)
+    found = advice.warnings(plan.draft) + unpaid(plan.draft.audit)
     timing, memory = plan.draft.timing, plan.device.memory
     if plan.seconds.round > timing.round_timeout:
         found.append(
@@ -218,10 +308,12 @@ def _warnings(plan: Plan) -> list[str]:
             "counts as late from the timeout on"
         )
     times, share = plan.seconds, plan.draft.audit.share
-    if (busy := times.transfer + times.checks) > max(times.training, times.exchange):
+    if (busy := times.transfer + times.checks) > (lasts := max(times.training, times.exchange)):
+        fits = share * (lasts - times.transfer) / times.checks
+        smaller = f", or a share of {fits:.2g}" if times.transfer < times.training else ""
         found.append(
-            f"audit.share {share:g}: payloads and what checkers fetch take {_time(busy)} of the link a round, which "
-            f"trains for {_time(times.training)}: longer rounds or a smaller share fit"
+            f"audit.share {share:g}: payloads and what checkers fetch take {lasting(busy)} of the link a round, which "
+            f"trains for {lasting(times.training)}: longer rounds fit{smaller}"
         )
     data, ranks = plan.draft.data, plan.conditions.ranks
     if (samples := data.batch_size // data.micro_batches) % (ranks // plan.conditions.parallel):
@@ -291,14 +383,6 @@ def _private_rounds(plan: Plan) -> list[str]:
 def _memory(plan: Plan, cost: StageCost) -> int:
     """Bytes that training the stage takes, on all its devices."""
     return (cost.memory.device or cost.memory.host) * plan.conditions.ranks
-
-
-def _time(seconds: float) -> str:
-    """As people say it: 3.4 ms, 12.3 s, 4.1 min, 7.6 h, 12.3 days."""
-    for unit, size, most in (("ms", 1e-3, 0.9995), ("s", 1.0, 300.0), ("min", 60.0, 7200.0), ("h", 3600.0, 172800.0)):
-        if seconds < most:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 86400:,.1f} days"
 
 
 def _speed(bits: float) -> str:

@@ -1,8 +1,7 @@
-"""`dlx-node run new | plan | create | list | show | publish`: training runs on the ledger."""
+"""`dlx-node run new | plan | create | list | show | dismiss | publish`: training runs on the ledger."""
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,15 +10,19 @@ import typer
 
 from dlx.node.cli import options
 from dlx.node.cli.progress import Progress
-from dlx.node.cli.runs import plan, plan_text, wizard
+from dlx.node.cli.runs import consent, invite, plan, plan_text, wizard
 from dlx.node.home import extras
-from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.home.errors import Failure
+from dlx.node.home.program import line
 
-app = options.Verbs(help="Draft, plan, create, list and show training runs; publish checkpoints.")
+app = options.Verbs(help="Draft, plan, create, list and show training runs; free slots; publish checkpoints.")
 
 
 app.command("new")(wizard.command)
 app.command("plan")(plan.command)
+app.command("invite")(invite.command)
+app.command("revoke")(invite.revoke)
+app.command("steward")(invite.steward)
 
 
 @app.command()
@@ -31,23 +34,50 @@ def create(
         bool,
         typer.Option("--public-data", help="The run's text may be public: whoever asks gets it.", show_default="asked"),
     ] = False,
+    founder: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ACCOUNT",
+            help="An account whose node signs the first seals; may be given up to 8 times.",
+            show_default="the account that creates the run",
+        ),
+    ] = None,
+    invited: Annotated[
+        bool, typer.Option("--invited", help="Only whom `run invite` names may join, as by invited in FILE.")
+    ] = False,
     json: options.JsonOption = False,
 ) -> None:
     """Freeze data and initial weights into blobs, complete the manifest and register the run.
 
     The folder's node serves the blobs, the text among them, to whoever asks; asking again for the same run changes
-    nothing.
+    nothing. Until work has earned enough weight in a stage, its seals take the signature of a founder, whose node has
+    to run.
     """
+    founders = [options.account(one, "--founder") for one in founder or ()]
     extras.require("train")  # for the initial weights, after the data
     folder, settings = options.folder(given)
     from dlx.node.home.keys.identity import load_account
     from dlx.node.home.ledgers import open_ledger
     from dlx.node.runs import create
+    from dlx.node.runs.upkeep import unpaid
+    from dlx.training.recipe.draft import draft_from_toml
 
     account = load_account(folder, settings)
+    with plan.reading(manifest):
+        draft = draft_from_toml(manifest)
+        for warning in unpaid(draft.audit):
+            options.note(f"warning: {warning}")
+    consent.askable(public_data, ", ".join(map(str, draft.sources[:3])) or draft.data.prepared)
     with plan.reading(manifest), open_ledger(settings, folder, account.secret) as client, Progress(json) as progress:
         created = create.create_run(
-            manifest, folder, client, lambda what: _agree(public_data, what), progress.say, progress.show
+            manifest,
+            folder,
+            client,
+            lambda what: consent.agree(public_data, what),
+            progress.say,
+            progress.show,
+            founders,
+            invited,
         )
     if json:
         options.print_json(created)
@@ -58,29 +88,15 @@ def create(
             ("ledger", "had the run before" if created.existed else "run registered"),
             ("name", created.name),
             ("creator", created.creator),
+            ("founders", ", ".join(created.founders)),
             ("manifest", created.manifest),
             ("data manifest", created.data_manifest),
             *((f"genesis of stage {stage}", name) for stage, name in enumerate(created.genesis)),
+            *([] if created.held_out is None else [("held-out loss", f"{created.held_out:.4f} nats before training")]),
             ("blobs", created.blobs),
-            ("next", f"dlx-node start --run {created.run[:14]} --datadir {shlex.quote(str(folder.root))}"),
+            ("next", line("start", "--run", created.run[:14], folder=folder.root)),
         ]
     )
-
-
-def _agree(given: bool, what: str) -> None:
-    """Have somebody say that the data may be public. Raises Failure."""
-    if given:
-        return
-    told = f"whoever asks a node of the run gets its text ({what}), and nobody can take that back"
-    if not sys.stdin.isatty():
-        raise UsageFailure(f"{told}: say by --public-data that it may be public, there is nobody to ask")
-    try:
-        agreed = typer.confirm(f"{told[0].upper()}{told[1:]}. Publish it?", err=True)
-    except typer.Abort:  # Ctrl-C, or the end of the input
-        sys.stderr.write("\n")
-        raise KeyboardInterrupt from None
-    if not agreed:
-        raise Failure("nothing was published, and no run created")
 
 
 @app.command("list")
@@ -117,7 +133,7 @@ def show(given: options.Given, run: options.RunArgument = None, json: options.Js
     from dlx.node.runs.history import utc
 
     with open_ledger(settings, folder) as client, open_index(client) as index:
-        view = find.view_of(index, find.resolve(index, run))
+        view = find.view_of(client, index, find.resolve(index, run))
         found = find.show_run(view, folder.blob_folders, index.tip.time if index.tip else None)
     if json:
         options.print_json(found)
@@ -132,7 +148,9 @@ def show(given: options.Given, run: options.RunArgument = None, json: options.Js
         ("rounds", f"{summary.sealed_rounds} of {summary.rounds} sealed"),
         ("stages", summary.stages),
         ("replicas", f"{found.min_replicas} to {found.max_replicas}, {found.complete_replicas} complete now"),
-        ("quorum", f"{found.quorum} of a stage's votes, rounded up"),
+        ("founders", ", ".join(found.founders)),
+        ("weight", f"of work that the last {found.horizon} or so seals counted; {find.founders_part(found)}"),
+        ("quorum", f"{found.quorum} of a stage's weight, rounded up"),
         *([("opens", f"not before {utc(found.start_time)}")] if found.start_time else []),
         ("times", plan_text.round_times(found.min_round_time, found.round_timeout, found.eviction_time)),
         ("inner steps", f"at most {found.max_inner_steps} a round"),
@@ -142,15 +160,15 @@ def show(given: options.Given, run: options.RunArgument = None, json: options.Js
     sited = any(member.site for member in found.members)
     rows = [
         [
-            *(member.replica, member.stage, member.account, member.last_round_counted),
-            *("yes" if holds else "" for holds in (member.votes, member.accused, member.forfeit)),
+            *(member.replica, member.stage, member.account, member.last_round_counted, f"{member.weight:.1%}"),
+            *("yes" if holds else "" for holds in (member.accused, member.forfeit)),
             *([member.site or ""] if sited else []),
         ]
         for member in found.members
     ]
     if rows:
         sys.stdout.write("\n")
-        heads = ["REPLICA", "STAGE", "ACCOUNT", "LAST COUNTED", "VOTES", "ACCUSED", "FORFEIT"]
+        heads = ["REPLICA", "STAGE", "ACCOUNT", "LAST COUNTED", "WEIGHT", "ACCUSED", "FORFEIT"]
         options.print_table([*heads, *(["SITE"] if sited else [])], rows)
     if found.checkpoints:
         sys.stdout.write("\n")
@@ -159,7 +177,43 @@ def show(given: options.Given, run: options.RunArgument = None, json: options.Js
 
 
 @app.command()
-@options.of_folder(*options.LEDGER, "bootstrap", *options.FEES, "password_file")
+@options.of_folder(*options.LEDGER, *options.FEES, "password_file")
+def dismiss(
+    given: options.Given,
+    account: Annotated[str, typer.Argument(metavar="ACCOUNT", help="Who holds the slot.")],
+    run: options.RunOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Free a member's slot, as a founder of the run: against who holds slots of a stage and does not work.
+
+    Possible while founders hold two thirds of the stage's weight. Nobody is barred: the account may join again.
+    """
+    member = options.account(account, "ACCOUNT")
+    folder, settings = options.folder(given)
+    from dlx.node.home.keys.identity import load_account
+    from dlx.node.home.ledgers import open_index, open_ledger
+    from dlx.node.runs import find
+
+    own = load_account(folder, settings)
+    with open_ledger(settings, folder, own.secret) as client, open_index(client) as index:
+        view = find.view_of(client, index, find.resolve(index, run))
+        now = index.tip.time if index.tip else 0
+        slot = view.slot_of(member)
+        if not view.is_founder(own.address):
+            raise Failure(f"{own.address} is no founder of the run: {', '.join(view.founders)} may dismiss")
+        if slot is None:
+            raise Failure(f"{member} holds no slot of the run")
+        if not view.may_dismiss(own.address, member, now):
+            raise Failure(
+                f"work has earned more than a third of stage {slot[1]}'s weight: idleness alone ends slots now"
+            )
+        receipt = client.dismiss(view.run, member)
+    done = {"account": member, "replica": slot[0], "stage": slot[1], "block": receipt.block}
+    options.print_json(done) if json else options.print_fields(list(done.items()))
+
+
+@app.command()
+@options.of_folder(*options.LEDGER, "bootstrap", "mailboxes", *options.FEES, "password_file")
 def publish(
     given: options.Given,
     uri: Annotated[str, typer.Option(metavar="URI", help="Where the checkpoint's folder can be had.")],
@@ -192,14 +246,14 @@ def publish(
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     if checkpoint is not None:
         options.existing_folder(checkpoint, "--checkpoint")
-    places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
+    places = Places(kept, tuple(folder.blob_folders), settings.bootstrap, settings.mailboxes)
     account = load_account(folder, settings)
     with (
         open_ledger(settings, folder, account.secret) as client,
         open_index(client) as index,
         Progress(json) as progress,
     ):
-        view = find.view_of(index, find.resolve(index, run))
+        view = find.view_of(client, index, find.resolve(index, run))
 
         def pull(version: int, out: Path) -> dict[str, Any]:
             return pull_run(client, view, version, out, places, progress.show, progress.say)

@@ -13,7 +13,7 @@ from dlx.node.home.diagnostics import FAIL, Diagnosis, exit_code
 from dlx.node.home.errors import Failure
 
 
-@options.of_folder(*options.LEDGER, "bootstrap")
+@options.of_folder(*options.LEDGER, "bootstrap", "mailboxes")
 def command(
     given: options.Given,
     model: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `dlx-node pull` wrote, or somebody gave you.")],
@@ -37,8 +37,9 @@ def command(
     import tempfile
 
     from dlx.node.audit.sources.blobs import Blobs, Folder
-    from dlx.node.audit.sources.places import Places, open_sources
-    from dlx.node.checkpoints.verify import AGAIN, verify
+    from dlx.node.audit.sources.places import Places
+    from dlx.node.audit.sources.search import open_sources
+    from dlx.node.checkpoints.verify import again, verify
     from dlx.node.home.ledgers import open_index, open_ledger
     from dlx.node.runs import find
     from dlx.node.runs.listing import read_provenance
@@ -46,10 +47,10 @@ def command(
     try:
         stated = read_provenance(model)
     except Failure as error:
-        _report([Diagnosis("ledger", FAIL, str(error), AGAIN)], json)
+        _report([Diagnosis("ledger", FAIL, str(error), again(model))], json)
     run = bytes.fromhex(stated["run"].removeprefix("0x"))
     kept = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
-    places = Places(kept, tuple(folder.blob_folders), settings.bootstrap)
+    places = Places(kept, tuple(folder.blob_folders), settings.bootstrap, settings.mailboxes)
     with (
         open_ledger(settings, folder) as client,
         open_index(client) as index,
@@ -61,7 +62,7 @@ def command(
         with open_sources(client, run, places, options.note) as sources:
             from_ = [one for one in sources if not offline or isinstance(one, Folder)]
             blobs_ = Blobs(from_, Path(work), lambda *wrong: None)
-            _report(verify(model, stated, client.domain, find.view_of(index, run), blobs_), json, stated)
+            _report(verify(model, stated, client.domain, find.view_of(client, index, run), blobs_), json, stated)
 
 
 def _report(diagnoses: Iterable[Diagnosis], json: bool, stated: dict[str, Any] | None = None) -> NoReturn:

@@ -63,7 +63,7 @@ def set_(
     folder, _ = options.folder(given, may_be_new=True)
     text = sys.stdin.readline(65_536).strip() if value == ["-"] else " ".join(value)
     folder.create()
-    config.change(folder.config, key, text)
+    config.change(folder.config, key, config.whole_path(key, text))
 
 
 @app.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +16,9 @@ if TYPE_CHECKING:
 
 
 @options.of_folder(
-    *options.LEDGER, "max_fee", "max_tip", "listen", "announce", "bootstrap", "password_file", "device", "threads"
-)
+    *options.LEDGER, "max_fee", "max_tip", "listen", "announce", "bootstrap", "router", "password_file", "device",
+    "threads",
+)  # fmt: skip
 def command(
     given: options.Given,
     run: options.RunOption = None,
@@ -29,7 +29,7 @@ def command(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that the account's funds should last for.")] = 1000,
     json: options.JsonOption = False,
 ) -> None:
-    """Check keys, chain, contracts, funds, clock, ports, disk, memory and arithmetic, as `start` would need them.
+    """Check keys, device, chain, contracts, funds, clock, ports, disk, memory and arithmetic, as `start` needs them.
 
     Each check is PASS, WARN or FAIL, with what mends it. Changes nothing, and may run beside the node. Exit code 1
     where something is FAIL.
@@ -50,6 +50,7 @@ def _diagnoses(
 ) -> Iterator[Diagnosis]:
     from dlx.node.home.diagnostics import Diagnosis
     from dlx.node.home.ledgers import ledger_client, open_index, reachable_chain
+    from dlx.node.home.program import line
     from dlx.node.runs import find, health
 
     at_once, account = list(health.quick(folder, settings)), None
@@ -58,6 +59,8 @@ def _diagnoses(
         opened, account = health.keys(folder, settings)
         yield opened
     yield health.arithmetic()
+    if not any(diagnosis.check == "versions" and diagnosis.verdict == "FAIL" for diagnosis in at_once):  # torch is here
+        yield health.device(folder, settings)
     if not settings.ledger:
         yield health.no_ledger(folder)
         return
@@ -73,32 +76,26 @@ def _diagnoses(
             return
         with open_index(client) as index:
             chosen = find.resolve_offline(folder.last_run, run) or (find.resolve(index, run) if index.runs() else None)
-            view = None if chosen is None else find.view_of(index, chosen)
+            view = None if chosen is None else find.view_of(client, index, chosen)
         if account is not None:
             replicas = 1 if view is None else max(1, len(view.complete_replicas()))
             yield health.funds(client, folder, reached, account.address, replicas, rounds)
-        where = f"--datadir {shlex.quote(str(folder.root))}"
         if view is None or not view.created:
-            yield Diagnosis(
-                "run",
-                "WARN",
-                "the ledger has no run yet",
-                f"dlx-node run create --manifest run.toml {where}",
-            )
+            mend = line("run", "create", "--manifest", "FILE", of_ledger=True)
+            yield Diagnosis("run", "WARN", "the ledger has no run yet", mend)
             return
         own = None if account is None else view.slot_of(account.address)
         manifest = find.read_manifest(view, folder.blob_folders)
         if manifest is None:
             problem = "the run's manifest is not here yet, so memory and disk cannot be compared with its plan"
-            yield Diagnosis(
-                "plan",
-                "WARN",
-                problem,
-                f"dlx-node start --run 0x{view.run.hex()[:12]} {where}",
-            )
+            yield Diagnosis("plan", "WARN", problem, line("start", "--run", f"0x{view.run.hex()[:12]}", of_ledger=True))
         else:
             yield from health.machine(folder, settings, manifest, view, own[1] if stage is None and own else stage)
         yield _ports(folder, reached, client.domain, view.run, client.nodes().nodes)
+        if reached.router and not reached.announce:
+            from dlx.node.runs.reach import router
+
+            yield from router(reached.listen)
 
 
 def _ports(folder: DataDir, settings: Settings, domain, run: bytes, nodes) -> Diagnosis:  # type: ignore[no-untyped-def]
@@ -114,7 +111,7 @@ def _ports(folder: DataDir, settings: Settings, domain, run: bytes, nodes) -> Di
     except Failure:
         own_peer = ""
     try:
-        addresses, listen = read(folder, "/v1/status", NodeStatus).addresses, ()
+        addresses, listen = settings.announce or read(folder, "/v1/status", NodeStatus).listens, ()
     except Failure:
         addresses, listen = settings.announce or settings.listen, settings.listen  # type: ignore[assignment]
     return reachable(domain, run, own_peer, nodes, addresses, listen, settings.bootstrap)

@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from dlx.ground import durable
-from dlx.node.daemon.api.status import NodeStatus, Peers, PeerView, Rounds, RoundView
+from dlx.node.daemon.api.status import NodeStatus, Peers, Rounds, RoundView
 from dlx.node.home.errors import UsageFailure
 from dlx.node.home.values import is_loopback
 from dlx.node.web.serving import listener, serve_on
@@ -30,7 +30,7 @@ async def serve_http(
     host: str,
     port: int,
     status: Callable[[], NodeStatus],
-    peers: Callable[[], list[PeerView]],
+    peers: Callable[[], Peers],
     rounds: Callable[[], list[RoundView]],
     registry: CollectorRegistry,
     address_file: Path,
@@ -56,7 +56,7 @@ async def serve_http(
 
 def _app(
     status: Callable[[], NodeStatus],
-    peers: Callable[[], list[PeerView]],
+    peers: Callable[[], Peers],
     rounds: Callable[[], list[RoundView]],
     registry: CollectorRegistry,
     page: Callable[[], ASGIApp],
@@ -65,8 +65,9 @@ def _app(
         return _json({"healthy": True})
 
     async def readyz(_: Request) -> Response:
-        reasons = status().not_ready
-        return _json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+        said = status()
+        body = {"ready": not said.not_ready, "reasons": said.not_ready, "reachable": said.reachable}
+        return _json(body, 503 if said.not_ready else 200)
 
     async def metrics(_: Request) -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
@@ -75,7 +76,7 @@ def _app(
         return _json(status())
 
     async def v1_peers(_: Request) -> Response:
-        return _json(Peers(peers()))
+        return _json(peers())
 
     async def v1_rounds(_: Request) -> Response:
         return _json(Rounds(rounds()))

@@ -39,6 +39,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     payload: Bytes
     pipe: Bytes
     blobs: Bytes  # all others: manifest, data, versions
+    relayed: Bytes  # of connections that this node carries between others
     gossip: Bytes  # what members say of rounds and work
     signalling: Bytes  # discovery, pings, handshakes, headers
     chain: Bytes  # questions to the chain node and their answers
@@ -49,15 +50,30 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**{kind: Bytes(sent=sent, received=received) for kind, (sent, received) in counted.items()})
 
 
+class Relaying(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node does for members that cannot be reached."""
+
+    members: int  # that others can call through it
+    connections: int  # that it carries now
+
+
+class Mailboxes(msgspec.Struct, frozen=True, kw_only=True):
+    """Places through which members hear of each other that are not connected."""
+
+    to: str | None  # where this node publishes
+    published: int  # blobs that are there
+    read: int  # others' that answered in the last minute, and had news of members then, in this round or in the last
+
+
 class CheckStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Replays of drawn work, of the manifest's window: by what was given and heard."""
 
-    drawn: int  # contributions
+    drawn: int  # segments of contributions
     checked: int
     honest: int
     false: int
     withheld: int
-    served: int  # own ones that were drawn
+    served: int  # own contributions of which segments were drawn
     undecided_bytes: int  # of own rounds whose draw is not known yet
     seconds: float  # that checking others took since the start
     allowed_seconds: float  # that it may take by now, but for alarms
@@ -70,7 +86,12 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     account: str
     peer_id: str
-    addresses: tuple[str, ...]
+    addresses: tuple[str, ...]  # that others are told
+    listens: tuple[str, ...]  # where it listens, on the addresses that this machine has now
+    reachable: str  # whether peers can connect to it, and what mends it where not
+    relays: Relaying
+    mailboxes: Mailboxes
+    unreached: tuple[str, ...]  # neighbours in its replica, and members of its stage, that are not connected: why
     run: str  # 0x hex
     stage: int | None  # None: no slot held
     replica: int | None
@@ -86,9 +107,14 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     ledger: LedgerStatus
     last_counted_round: int | None
     counted_in_last_round: bool | None  # None: no round was sealed while this node held a slot
-    vote: str | None  # whether this node's signature is a vote on its stage's next seal, and why; None: no slot held
+    weight: str | None  # how much this node's signature weighs in its stage; None: no slot held
+    lacks_founder: str | None  # whose signature alone the open round's seal lacks, and since when
+    vouches: dict[int, str | None]  # stages whose seals it signs as a founder without a slot: what each waits for
     notices: tuple[str, ...]  # what may cost this node its slot, or has: an accusation, idleness, a deal, an eviction
-    loss: float | None  # nats per token, of the newest inner step
+    loss: float | None  # of training, nats per token, of the newest inner step
+    held_out: float | None  # nats per token (bytes: per byte), of `held_out_version` by the ledger; None: not known
+    held_out_version: int | None
+    held_out_before: float | None  # that of the model that the run starts from, by its creator; None: not known
     tokens_per_second: float | None
     traffic: Traffic
     last_seal: SealStatus | None
@@ -105,13 +131,15 @@ class PeerView(msgspec.Struct, frozen=True, kw_only=True):
     connected_seconds: float
     rtt_ms: float | None
     agreed: bool  # said hello with the same chain, ledger and run
+    relay: str | None = None  # peer id of who carries the connection
 
 
 class RoundView(msgspec.Struct, frozen=True, kw_only=True):
     """A sealed round as the node's stage sealed it; of a node without a slot, the last stage."""
 
     round: int
-    loss: float | None  # nats per token, of the last stage's seal; None: empty, or not sealed yet
+    loss: float | None  # of training, nats per token, of the last stage's seal; None: empty, or not sealed yet
+    held_out: float | None = None  # of the version that it made, by the ledger; None: not evaluated, or not known here
     counted: int  # contributions
     ours: bool  # whether this node's is one of them
     steps: int  # inner steps that the round's plan asks for
@@ -122,6 +150,8 @@ class Peers(msgspec.Struct, frozen=True):
     """Those whom the node is connected to."""
 
     peers: list[PeerView]
+    reachable: str  # as in the status
+    unreached: tuple[str, ...]
 
 
 class Rounds(msgspec.Struct, frozen=True):

@@ -13,6 +13,11 @@ _WRONG_SECONDS = 60.0  # by which the clock has to be ahead before it is set bac
 _SKEW_SECONDS = 5.0  # between the wall clock and the chain's time that are worth a warning
 
 
+def since_boot() -> float:
+    """Seconds that pass also while the machine sleeps: the chain's do."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class ChainClock:
     """Unix seconds as the chain counts them, which go on while the chain is silent.
 
@@ -20,7 +25,7 @@ class ChainClock:
     back, but where they were wrong by more than a minute.
     """
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, monotonic: Callable[[], float] = since_boot, wall: Callable[[], float] = time.time) -> None:
         self._monotonic, self._wall = monotonic, wall
         self._offsets: deque[float] = deque(maxlen=_HEADS)  # of block times to the monotonic clock, when first seen
         self._latest = 0.0

@@ -49,8 +49,9 @@ class ChainSeen:
         return None if node is None else peer_id_to_base58(node.peer_id)
 
     def peers(self) -> dict[str, tuple[str, ...]]:
-        """Peer id -> addresses, of the members of the run's slots and of its creator, who serves its public blobs."""
-        named = {*self.view.members(), self.view.creator} if self.view.created else ()
+        """Peer id -> addresses, of the members of the run's slots, of its creator, who serves its public blobs, and of
+        its founders, whose signatures its first seals need."""
+        named = {*self.view.members(), self.view.creator, *self.view.founders} if self.view.created else ()
         nodes = [self.nodes.nodes[account] for account in named if account in self.nodes.nodes]
         return {peer_id_to_base58(node.peer_id): node.multiaddrs for node in nodes}
 
@@ -58,8 +59,8 @@ class ChainSeen:
 class Follower:
     """`seen` is None until the chain has answered for the first time.
 
-    `run` raises LedgerError and ViewError for answers that do not fit what came before: run it again, and it reads all
-    events anew; what was seen last stays until then. It raises UsageFailure for another chain, or other contracts.
+    `run` raises LedgerError for answers that do not fit what came before: run it again, and it reads all events anew;
+    what was seen last stays until then. It raises UsageFailure for another chain, or other contracts.
     """
 
     def __init__(
@@ -72,6 +73,11 @@ class Follower:
         self._heads, self._seen_at = deque[Head](maxlen=_HEADS), 0.0  # the newest, and when the last was seen
         self._confirmations, self._seals = 0, 1
         self._generation, self._random = trio.CancelScope(), Random()
+
+    @property
+    def late(self) -> float:
+        """Seconds that the chain's answers take to come here."""
+        return self._client.rpc.late
 
     def confirm(self, confirmations: int, seals: int) -> None:
         """From here on events count only below so many blocks, and the view has so many of a stage's newest seals; the

@@ -49,7 +49,7 @@ class Draws:
         self._follower, self._manifest, self._block_hash, self._now = follower, manifest, block_hash, now
 
     def __iter__(self) -> Iterator[Drawn]:
-        """Every drawn contribution, oldest first."""
+        """Everything drawn, oldest first."""
         known = self.rounds.value
         return (one for round in sorted(known) for one in known[round].drawn)
 

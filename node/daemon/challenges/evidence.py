@@ -1,4 +1,4 @@
-"""What one check of a drawn contribution takes: its files from whoever serves them, and the checking process."""
+"""What one check of a drawn segment takes: its files from whoever serves them, and the checking process."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -57,8 +57,8 @@ class Evidence:
     context: RunContext
     effort: Effort
 
-    async def outcome(self, view: RunView, drawn: Drawn, *, whole: bool) -> tuple[Outcome, bool]:
-        """What a check comes to, and whether the traces of the replica's stages contradict each other.
+    async def outcome(self, view: RunView, drawn: Drawn, *, whole: bool) -> Outcome:
+        """What a check comes to.
 
         `whole`: also what the neighbours received is needed. Raises MissingInputs for what nobody serves, Undecidable
         where nothing can be said, CheckFailed and OSError for what may go better later, FalseStatement.
@@ -75,22 +75,23 @@ class Evidence:
             except MissingInputs:
                 if whole:
                     raise
-        async with self.data(await trio.to_thread.run_sync(inner.shards, work, context.run.data)):
+        wanted = await trio.to_thread.run_sync(inner.shards, work, context.run.data)
+        async with self.data(wanted, drawn.stage):
             found = await self._checked(work, drawn, view, inner)
             if found.done and found.reasons:  # nobody is accused because of a bit that flipped here
                 again = await self._checked(work, drawn, view, inner)
                 if not again.reasons:
                     raise CheckFailed("two replays here differ: this machine is not to be trusted")
-        disputed = found.disputed or await trio.to_thread.run_sync(inner.disputed, drawn, get)
-        return found, disputed
+        return found
 
     @property
     def _round_timeout(self) -> float:
         return self.context.run.manifest.timing.round_timeout
 
     @asynccontextmanager
-    async def data(self, wanted: Sequence[Shard]) -> AsyncIterator[None]:
-        """These shards are here, sound, and stay. Raises CheckFailed, OSError."""
+    async def data(self, wanted: Sequence[Shard], stage: int) -> AsyncIterator[None]:
+        """These shards are here, sound, and stay; so is the base of the stage's adapter. Raises CheckFailed,
+        OSError."""
         run, store = self.context.run, self.context.storage.blobs
         owner, public = f"check/{run.id.hex()[:16]}", PublicData(store, self.context.network.exchange)
         names = [bytes.fromhex(shard.sha256) for shard in wanted]
@@ -98,10 +99,11 @@ class Evidence:
         try:
             for name in names:
                 await trio.to_thread.run_sync(store.sound, name)  # a damaged one is gone now
+            await public.base(run.manifest, stage)
             await public.shards(run.data, wanted, Kind.SHARD, "a check")
             yield
         except (BlobError, DataError) as error:
-            raise CheckFailed(f"its training data is not to be had: {error}") from None
+            raise CheckFailed(f"its training data or base is not to be had: {error}") from None
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(store.pin, owner, ())

@@ -1,4 +1,4 @@
-"""What this node has to show of its own work. Once a round's draw is known, the drawn segment's files become public
+"""What this node has to show of its own work. Once a round's draw is known, the drawn segments' files become public
 blobs for the manifest's window. The rest of the round goes (see training.slot.undecided).
 
 It looks into the folders of every stage that the node has held: a contribution is answered for also after a move. The
@@ -23,7 +23,6 @@ from dlx.node.round.challenges.draw import MOST_WINDOW
 from dlx.node.round.rules.continuity import LOOKED_BACK
 from dlx.node.round.rules.plans import Terms
 from dlx.node.round.rules.round_rules import base_version
-from dlx.training.slot.trace import handed_over
 from dlx.training.slot.undecided import Undecided
 
 SPARE = 4  # rounds beyond the window: a checker that sees the chain later is answered, too
@@ -35,7 +34,7 @@ class Held:
     """What lies on this disk for checks."""
 
     undecided: int = 0  # bytes of rounds whose draw is not known yet
-    drawn: int = 0  # own contributions that are served
+    drawn: int = 0  # own contributions of which segments are served
 
 
 class ChallengeResponder:
@@ -58,6 +57,10 @@ class ChallengeResponder:
                 self.held = await trio.to_thread.run_sync(self._settle, view, rounds)
                 report_healthy()
 
+    def shown(self) -> set[bytes]:
+        """The blobs of our own drawn work. Blocks on the disk."""
+        return self._store.pinned(f"{self._prefix}own/")
+
     def _settle(self, view: RunView, draws: Mapping[int, RoundDraw]) -> Held:
         gone = min(map(view.next_round, range(view.config.stages))) - self._window - SPARE
         undecided = 0
@@ -66,7 +69,7 @@ class ChallengeResponder:
                 if round in draws:
                     self._decide(slot, stage, round, draws[round])
                 elif round < gone:
-                    slot.decide(round, None, self._store.folder)
+                    slot.decide(round, (), self._store.folder)
             undecided += slot.size()
         held = view.slot_of(self._context.account)
         if held is not None:
@@ -81,16 +84,20 @@ class ChallengeResponder:
         mine = [one for one in draw.drawn if (one.account, one.stage) == (self._context.account, stage)]
         finished = slot.find(round)
         if not mine or finished is None:
-            slot.decide(round, None, self._store.folder)
+            slot.decide(round, (), self._store.folder)
             return
-        segment, trained, ahead = mine[0].segment, finished.trained, self._context.run.manifest.outer.ahead
-        names = set(handed_over(finished.trace, segment, trained, ahead).values())
+        segments, trained, ahead = (
+            [one.segment for one in mine],
+            finished.trained,
+            self._context.run.manifest.outer.ahead,
+        )
+        names = finished.handed_over(segments, ahead)
         said = {trained.payload, trained.trace, *self._chain(mine[0].statement)}  # whatever the manifest's retention is
         self._store.pin(f"{self._prefix}own/{stage}/{round}", names | said)  # first: a kill must leave nothing unowned
         for name in names:
             self._store.note(name, Kind.PAYLOAD if name == trained.payload_before else Kind.VERSION)
-        slot.decide(round, segment, self._store.folder, ahead)
-        log.info("drawn for a replay", round=round, replica=mine[0].replica, stage=stage, segment=segment)
+        slot.decide(round, segments, self._store.folder, ahead)
+        log.info("drawn for a replay", round=round, replica=mine[0].replica, stage=stage, segments=segments)
 
     def _chain(self, statement: bytes) -> Iterator[bytes]:
         """It and the account's statements before it that a check of it may look at, as far as they are here."""

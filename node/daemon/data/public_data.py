@@ -15,11 +15,11 @@ from dlx.node.daemon.supervisor import ReportHealthy
 from dlx.node.home import logs
 from dlx.node.home.errors import Failure
 from dlx.node.runs.find import differences
-from dlx.p2p.exchange import BlobExchange
+from dlx.p2p.exchange import BlobContradiction, BlobExchange, Tree
 from dlx.training.data import shards
 from dlx.training.data.shards import DataError, DataManifest, Shard
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
-from dlx.training.recipe.recipe import BlobRef
+from dlx.training.recipe.recipe import BlobRef, WeightsRef
 
 TRY_SECONDS = 30.0  # to fetch a blob; what came of it is kept for the next try
 _AT_ONCE = 4
@@ -42,28 +42,38 @@ class PublicData:
         return manifest
 
     async def begin(self, manifest: Manifest) -> DataManifest:
-        """Have what every member needs or keeps for others from the start, sound: the list of the data, its tokenizer,
-        and how the model is used. What the list says. Raises DataError."""
+        """Have what every member needs or keeps for others from the start, sound: the list of the data, its tokenizer
+        and chat template, and how the model is used. What the list says. Raises DataError."""
         named = manifest.data.manifest
         path = await self._fetch(_hash(named), min(named.size, shards.MAX_MANIFEST_BYTES))
         listed = shards.parse_data_manifest(path.read_bytes())
-        if listed.tokenizer != "bytes":
-            await self._have([listed.tokenizer], self._fetch_one, "the tokenizer")
+        await self._have(listed.files(), self._fetch_one, "what made tokens of the data")
         if manifest.usage is not None:
             await self._have([manifest.usage], self._fetch_one, "how the model is used")
         return listed
 
     async def first_weights(self, manifest: Manifest) -> None:
-        """Have those of all stages, sound. A member needs only its own stage's, as any version of it."""
-        await self._have(manifest.genesis, self._fetch_one, "the first weights of all stages")
+        """Have those of all stages, sound, and those of an adapter's base. A member needs only its own stage's, as any
+        version of it."""
+        await self._weights([*manifest.genesis, *manifest.base], "the first weights of all stages")
+
+    async def base(self, manifest: Manifest, stage: int) -> None:
+        """Have the weights of a stage that an adapter leaves as they are, sound; nothing without an adapter."""
+        await self._weights(manifest.base[stage : stage + 1], "the base of the stage's adapter")
 
     async def shards(self, listed: DataManifest, wanted: Sequence[Shard], kind: Kind, why: str) -> None:
-        """Have these shards of the data, sound; those that are fetched are stored as `kind`. Raises DataError for one
-        that no copy would mend."""
+        """Have these shards of the data, sound, in parts from all who have some; those that are fetched are stored as
+        `kind`. Raises DataError for one that no copy would mend."""
+        trees = {shard.sha256: _tree(shard) for shard in wanted}
 
         async def one(blob: BlobRef) -> None:
             for _ in range(2):  # a damaged copy goes, and is had again
-                path = await self.exchange.fetch(_hash(blob), blob.size, None, TRY_SECONDS, kind)
+                try:
+                    path = await self.exchange.fetch(
+                        _hash(blob), blob.size, None, TRY_SECONDS, kind, trees[blob.sha256]
+                    )
+                except BlobContradiction as error:
+                    raise DataError(f"data {error}") from None
                 problem = await trio.to_thread.run_sync(shards.problem_of, listed, blob, path)
                 if problem is None:
                     return
@@ -73,6 +83,15 @@ class PublicData:
             raise OSError(f"this disk damages what is written to it: {path}")
 
         await self._have([BlobRef(shard.sha256, shard.size) for shard in wanted], one, why)
+
+    async def _weights(self, files: Sequence[WeightsRef], why: str) -> None:
+        """In parts from all who have some."""
+        trees = {file.sha256: _tree(file) for file in files}
+
+        async def one(blob: BlobRef) -> None:
+            await self._fetch(_hash(blob), blob.size, trees[blob.sha256])
+
+        await self._have(files, one, why)
 
     async def _have(self, blobs: Sequence[BlobRef], fetch: Callable[[BlobRef], Awaitable[None]], why: str) -> None:
         """Fetch those that are not here, a few at a time. What cannot be had is raised when all were tried."""
@@ -99,9 +118,9 @@ class PublicData:
     async def _fetch_one(self, blob: BlobRef) -> None:
         await self._fetch(_hash(blob), blob.size)
 
-    async def _fetch(self, name: bytes, size: int) -> Path:
+    async def _fetch(self, name: bytes, size: int, tree: Tree | None = None) -> Path:
         for _ in range(2):  # a damaged copy goes, and is had again
-            path = await self.exchange.fetch(name, size, None, TRY_SECONDS)
+            path = await self.exchange.fetch(name, size, None, TRY_SECONDS, tree=tree)
             if await trio.to_thread.run_sync(self._noted, name):
                 return path
         raise OSError(f"this disk damages what is written to it: {path}")
@@ -138,7 +157,8 @@ class DataMirror:
         """Until all is here. Raises BlobError, OSError: what is here stays."""
         data, public = self._run.data, self._public
         await public.first_weights(self._run.manifest)
-        await trio.to_thread.run_sync(self._keep, [blob.sha256 for blob in self._run.manifest.genesis])
+        manifest = self._run.manifest
+        await trio.to_thread.run_sync(self._keep, [blob.sha256 for blob in [*manifest.genesis, *manifest.base]])
         report_healthy()
         every = list(dict.fromkeys(data.train + data.heldout))
         for at in range(0, len(every), _BATCH):
@@ -151,6 +171,10 @@ class DataMirror:
     def _keep(self, names: Iterable[str]) -> None:
         for name in names:  # some were fetched for rounds
             self._store.note(bytes.fromhex(name), Kind.PUBLIC)
+
+
+def _tree(named: WeightsRef | Shard) -> Tree:
+    return Tree(named.size, bytes.fromhex(named.root))
 
 
 def _hash(blob: BlobRef) -> bytes:

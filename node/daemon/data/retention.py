@@ -1,14 +1,16 @@
-"""What a slot's node keeps on disk: said to the blob store as pins, which outlive the process; the rest goes."""
+"""What a node keeps of a stage on disk: said to the blob store as pins, which outlive the process; the rest goes."""
 
 import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlx.ground.blobs import BlobStore, Kind
-from dlx.ledger.typed import Contribution, Record, TypedError
+from dlx.ground.blobs import BlobError, BlobStore, Kind, read_blob
+from dlx.ground.constants import NO_HASH
+from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, Record, TypedError
 from dlx.ledger.view.run_view import RunView
-from dlx.training.recipe.manifest import Manifest
+from dlx.node.round.rules import plans
+from dlx.node.round.rules.continuity import is_start_public, next_needed, start_of
 from dlx.training.recipe.recipe import Retention as Terms
 
 LOOKED_AT_SECONDS = 600.0  # blobs younger than that may belong to a round under way
@@ -16,23 +18,26 @@ LOOKED_AT_SECONDS = 600.0  # blobs younger than that may belong to a round under
 
 @dataclass(frozen=True)
 class Retention:
-    """Of one stage of a run."""
+    """Of one stage of a run, whose rounds go by `rules`. `purpose`: what it is kept for beside a slot."""
 
     store: BlobStore
-    manifest: Manifest
+    terms: Terms
+    rules: plans.Terms
     run: bytes
     stage: int
+    purpose: str = ""
 
     def keep(self, view: RunView, adopted: int, own: Collection[bytes]) -> None:
-        """Keep what the manifest's retention says after V[adopted], and our `own` payloads, statements and traces that
-        may still be needed; what nobody pinned, of refused, superseded and abandoned rounds too, is removed. Blocks on
-        the disk."""
-        terms, prefix = self.manifest.retention, f"{self.run.hex()[:16]}/{self.stage}/"
+        """Keep what the terms say after V[adopted], the statements that members look through for resets, and our `own`
+        payloads, statements and traces that may still be needed. What nobody pinned, of refused, superseded and
+        abandoned rounds too, is removed. Blocks on the disk."""
+        terms, prefix = self.terms, self._prefix
         sealed = view.next_round(self.stage)
         versions = {f"{prefix}version/{one}": one for one in kept_versions(terms, adopted, sealed)}
         rounds = {f"{prefix}payloads/{one}": one for one in kept_rounds(terms, adopted, sealed)}
+        lately = {f"{prefix}statements/{one}": one for one in range(max(0, sealed - plans.RESET_WINDOW), sealed)}
         pinned = self.store.owners(prefix) - {f"{prefix}own"}
-        for owner in pinned - versions.keys() - rounds.keys():
+        for owner in pinned - versions.keys() - rounds.keys() - lately.keys():
             if int(owner.rpartition("/")[2]) < sealed:  # else a reorg took its seal back: it may come again as it was
                 self.store.release(owner)
         for owner, version in versions.items():
@@ -42,15 +47,28 @@ class Retention:
             seal = view.sealed.get((self.stage, round))
             if seal is not None and (owner not in pinned or round >= adopted - 1):
                 self._pin(owner, [name for one in seal.records for name in self._names(one)], Kind.PAYLOAD)
+        for owner, round in lately.items():
+            seal = view.sealed.get((self.stage, round))
+            if seal is not None and (owner not in pinned or round >= adopted - 1):
+                self._pin(owner, [one.statement for one in seal.records], Kind.PAYLOAD)
         self._pin(f"{prefix}own", own, Kind.PAYLOAD)
         for kind in (Kind.PAYLOAD, Kind.VERSION):
             self.store.evict(kind, LOOKED_AT_SECONDS)
 
     def release_other_stages(self) -> None:
         """The node has left the stages that it held before, for good."""
-        run = f"{self.run.hex()[:16]}/"
-        for owner in self.store.owners(run) - self.store.owners(f"{run}{self.stage}/"):
+        run = f"{self.purpose}{self.run.hex()[:16]}/"
+        for owner in self.store.owners(run) - self.store.owners(self._prefix):
             self.store.release(owner)
+
+    def release(self) -> None:
+        """Nothing of the stage is kept any more."""
+        for owner in self.store.owners(self._prefix):
+            self.store.release(owner)
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.purpose}{self.run.hex()[:16]}/{self.stage}/"
 
     def _keep_version(self, owner: str, view: RunView, version: int) -> None:
         """The genesis is whatever it was: a creator and a mirror keep it also once they have left the stage."""
@@ -61,12 +79,26 @@ class Retention:
                 self.store.note(name, Kind.VERSION)
 
     def _names(self, record: Record) -> list[bytes]:
-        """Of a counted contribution's public blobs: the statement, which may not be here, says which is its trace."""
+        """Of a counted contribution's public blobs: the statement, which may not be here, names the others. Among them
+        is what audits judge it by, which no seal may count: its account's earlier statements, as far as they are here
+        and such, and the payload in its start."""
+        statement = self._statement(record.statement)
+        if statement is None:
+            return [record.statement]
+        earlier: list[Contribution] = []
+        while (name := next_needed(self.rules, statement, earlier)) is not None:
+            if (before := self._statement(name)) is None:
+                break
+            earlier.append(before)
+        names = [record.statement, statement.payload, statement.trace, *(one.hash() for one in earlier)]
+        start = start_of(self.rules, statement, earlier)
+        return [*names, start] if start != NO_HASH and is_start_public(self.rules, statement) else names
+
+    def _statement(self, name: bytes) -> Contribution | None:
         try:
-            statement = Contribution.decode(self.store.path(record.statement).read_bytes())
-        except (OSError, TypedError):
-            return [record.payload, record.statement]
-        return [record.payload, record.statement, statement.trace]
+            return Contribution.decode(read_blob(self.store.path(name), CONTRIBUTION_SIZE))
+        except (BlobError, OSError, TypedError):
+            return None
 
     def _pin(self, owner: str, hashes: Collection[bytes], kind: Kind) -> None:
         self.store.pin(owner, hashes)

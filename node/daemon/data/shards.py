@@ -22,6 +22,7 @@ from dlx.p2p.exchange import BlobError
 from dlx.training.data.dealing import Intervals
 from dlx.training.data.order import SampleOrder
 from dlx.training.data.shards import DataError, Shard, sample_order
+from dlx.training.recipe.recipe import reads_data
 
 AHEAD = 2  # rounds
 log = logs.get(__name__)
@@ -34,7 +35,7 @@ class Shards:
         (self._replica, stage), self._data_cache = slot, context.operator.data_cache
         self._run, self._store = context.run, context.storage.blobs
         self._public = PublicData(context.storage.blobs, context.network.exchange)
-        self.are_read = stage in (0, len(context.run.manifest.stages) - 1) and context.operator.private_data is None
+        self.are_read = reads_data(context.run.manifest, stage) and context.operator.private_data is None
         self._owner = f"data/{context.run.id.hex()[:16]}"
         self._recent: dict[int, list[Shard]] = {}  # of the round asked for last, and of the one before it
         self.is_looking = False  # whether shards of later rounds are being fetched

@@ -1,13 +1,15 @@
 """The versions of one stage on disk: adopting the next one against its seal, and mending what our disk has lost."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import trio
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.constants import NO_HASH
-from dlx.ledger.typed import Plan, Record, SignedContribution
+from dlx.ground.merkle import file_root
+from dlx.ledger.events import Sealed
+from dlx.ledger.typed import CONTRIBUTION_SIZE, Contribution, Plan, SignedContribution, TypedError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.data.retention import version_hashes
 from dlx.node.daemon.failures import action_failures, fetch
@@ -47,11 +49,12 @@ async def fetch_file(
     members: list[str],
     seconds: float,
 ) -> None:
-    """Have a version's file of so many bytes: with its root in parts from the stage's `members` (peer ids), each of
-    which is checked as it comes; else from whoever has it. `seconds`: without progress. Raises BlobError, OSError."""
-    if root is not None and members:
+    """Have a version's file of so many bytes. With its root it comes in parts of the stage's `members` (peer ids; none:
+    of whoever is connected), and each is checked as it comes; else from whoever has it. `seconds`: without progress.
+    Raises BlobError, OSError."""
+    if root is not None:
         try:
-            await fetch(exchange, store, name, size, members, seconds, Kind.VERSION, Tree(size, root))
+            await fetch(exchange, store, name, size, members or None, seconds, Kind.VERSION, Tree(size, root))
             return
         except (BlobNotFound, BlobTimeout):
             pass
@@ -85,8 +88,12 @@ class Versions:
         """Have V[version]. Raises Differs; ActionFailed where it cannot be had now (LocalFault: by our own fault)."""
         if version > view.next_round(self.stage):
             raise ActionFailed(f"the seal of round {version - 1} was taken back")
-        if await trio.to_thread.run_sync(self._here, view, version):
-            return
+        if not await trio.to_thread.run_sync(self._here, view, version):
+            await self._have(view, version)
+        if version == 0:
+            await self.check_genesis()
+
+    async def _have(self, view: RunView, version: int) -> None:
         with action_failures():
             if (self.stage, version - 1) in view.sealed and self._here(view, version - 1):
                 try:
@@ -95,12 +102,29 @@ class Versions:
                 except (BlobError, BlobTrouble) as error:
                     log.info("the payloads of a seal are not all here", round=version - 1, error=str(error))
             members = [peer for account in view.members_in(self.stage) if (peer := self.peer_of(account))]
+            first = self.manifest.genesis[self.stage]
+            known = {bytes.fromhex(first.sha256): bytes.fromhex(first.root)} | roots(view, self.stage, version)
             for name in self._hashes(view, version):
-                root = roots(view, self.stage, version).get(name)
+                is_first = name.hex() == first.sha256  # all may begin with it at once, and its creator is no member
+                asked = [] if is_first else members
                 try:
-                    await fetch_file(self.exchange, self.store, name, root, self._size_limit, members, FETCH_SECONDS)
+                    await fetch_file(
+                        self.exchange, self.store, name, known.get(name), self._size_limit, asked, FETCH_SECONDS
+                    )
                 except BlobContradiction as error:
-                    raise Differs(str(error)) from error
+                    raise (ActionFailed if is_first else Differs)(str(error)) from error
+
+    async def check_genesis(self) -> None:
+        """Of the stage's first weights, which are here: raises ActionFailed where they do not have the Merkle root that
+        the manifest says. Proofs of a wrong outer step begin with it. So a false one would speak against right seals.
+        """
+        genesis = self.manifest.genesis[self.stage]
+        root = await trio.to_thread.run_sync(file_root, self.store.path(bytes.fromhex(genesis.sha256)))
+        if root.hex() != genesis.root:
+            raise ActionFailed(
+                f"the manifest says the Merkle root {genesis.root} of the first weights of stage {self.stage}, it is "
+                f"{root.hex()}: honest seals of this run could be called wrong; do not take part in it"
+            )
 
     def plan(self, view: RunView, round: int) -> Plan:
         """The plan that binds a round. Raises ActionFailed where its seals were taken back."""
@@ -113,10 +137,7 @@ class Versions:
         self, view: RunView, round: int, listed: Sequence[SignedContribution], multipliers: Sequence[int]
     ) -> tuple[SealedPayload, ...]:
         """What an outer step over these contributions takes. Raises ActionFailed as `plan`."""
-        records = (
-            signed.contribution.record(multiplier) for signed, multiplier in zip(listed, multipliers, strict=True)
-        )
-        return self._inputs(view, round, records)
+        return self._inputs(view, round, [signed.contribution for signed in listed], multipliers)
 
     async def step(self, weights: bytes, momentum: bytes, payloads: tuple[SealedPayload, ...]) -> Version:
         """The training process's outer step, see `Trainer.outer`. What it writes has room, and is known for what it is.
@@ -150,12 +171,13 @@ class Versions:
         limit = self.rules.max_payload_size(self.stage, self.plan(view, sealed.round))
         expected, found = sealed.outcome.hashes, list[str]()
         before = view.weights(self.stage, version - 1), view.momentum(self.stage, version - 1)
-        inputs = [*self._hashes(view, version - 1), *(record.payload for record in sealed.records)]
+        counted, multipliers = await self._counted(sealed), [record.multiplier for record in sealed.records]
+        inputs = [*self._hashes(view, version - 1), *(one.payload for one in counted)]
         for _ in range(MENDINGS):
-            for record in sealed.records:
-                await fetch(self.exchange, self.store, record.payload, limit, None, FETCH_SECONDS, Kind.PAYLOAD)
+            for one in counted:
+                await fetch(self.exchange, self.store, one.payload, limit, None, FETCH_SECONDS, Kind.PAYLOAD)
             try:
-                made = await self.step(*before, self._inputs(view, sealed.round, sealed.records))
+                made = await self.step(*before, self._inputs(view, sealed.round, counted, multipliers))
             except BlobTrouble as error:
                 await self.mend(view, version - 1, error.blobs)
                 continue
@@ -174,9 +196,29 @@ class Versions:
                 raise Differs(f"the outer step over round {version - 1} gives {found[1]}")
         raise BlobTrouble("this disk damages what is written to it", tuple(inputs))
 
-    def _inputs(self, view: RunView, round: int, records: Iterable[Record]) -> tuple[SealedPayload, ...]:
+    async def _counted(self, sealed: Sealed) -> list[Contribution]:
+        """What the seal's records name, in their order. Raises Differs for what is no statement of such a record."""
+        found = []
+        for record in sealed.records:
+            name = record.statement
+            path = await fetch(self.exchange, self.store, name, CONTRIBUTION_SIZE, None, FETCH_SECONDS, Kind.PAYLOAD)
+            try:
+                one = Contribution.decode(await trio.to_thread.run_sync(path.read_bytes))
+            except TypedError as error:
+                raise Differs(f"what a record names as its statement is none: {error}") from error
+            if one.record(record.multiplier) != record:
+                raise Differs(f"the statement of replica {record.replica} says something else than its record")
+            found.append(one)
+        return found
+
+    def _inputs(
+        self, view: RunView, round: int, counted: Sequence[Contribution], multipliers: Sequence[int]
+    ) -> tuple[SealedPayload, ...]:
         plan = manifest_plan(self.plan(view, round))
-        return tuple(SealedPayload(one.payload, one.inner_steps, one.multiplier, plan) for one in records)
+        return tuple(
+            SealedPayload(one.payload, one.inner_steps, multiplier, plan)
+            for one, multiplier in zip(counted, multipliers, strict=True)
+        )
 
     def _here(self, view: RunView, version: int) -> bool:
         return all(self.store.has(name) for name in self._hashes(view, version))

@@ -1,26 +1,21 @@
-"""How an account stands on the ledger, in words: whether it votes and why not yet, and what it has to know."""
+"""How an account stands on the ledger, in words: how much it weighs in its stage, and what it has to know."""
 
 from datetime import UTC, datetime
 
 from dlx.ledger.view.run_view import RunView
 from dlx.ledger.view.runs import UNCOUNTED_ROUNDS
+from dlx.node.round.rules.round_rules import weight_share
 
 
-def vote(view: RunView, account: str) -> str | None:
-    """Whether the account's signature is a vote on its stage's next seal; None where it holds no slot."""
+def weight(view: RunView, account: str, now: float) -> str | None:
+    """How much the account's signature weighs in its stage; None where it holds no slot."""
     slot = view.slot_of(account)
     if slot is None:
         return None
-    replica, stage = slot
-    counted = view.times_counted(account)
-    if account in view.voters(stage):
-        if not view.has_earned(stage):
-            return "yes, like everybody in a complete replica as long as no work was counted"
-        return f"yes: {_times(counted)} in the last 8 seals of the stage that count anything"
-    if not view.has_earned(stage):
-        return f"not yet: replica {replica} has free slots"
-    missing = view.counts_for_a_vote(stage) - counted
-    return f"not yet: {_times(counted)}, {'one more' if missing == 1 else f'{missing} more'} to vote"
+    stage, at = slot[1], int(now)
+    said = f"{weight_share(view, account, stage, now):.0%} of stage {stage}'s, by work that seals counted lately"
+    held = view.vacuum(stage, at) / view.total(stage, at)
+    return f"{said}; founders hold {held:.0%} until work has earned it" if held else said
 
 
 def notices(view: RunView, account: str, now: float) -> tuple[str, ...]:
@@ -40,7 +35,7 @@ def notices(view: RunView, account: str, now: float) -> tuple[str, ...]:
         until = _time(asked.time + view.config.eviction_time)
         only = "only being counted keeps the slot" if asked.forfeit else "an answer, or being counted, keeps the slot"
         found.append(f"accused: {only}, until {until}")
-    elif view.is_forfeit(account, at):
+    elif view.is_forfeit(account):
         found.append("forfeit: anybody may ask for this slot, and then only being counted keeps it")
     if view.config.stages > 1 and view.open_round is not None and view.may_deal(slot[0]):  # else there is none to part
         rounds = f"replica {slot[0]} was not counted for {UNCOUNTED_ROUNDS} rounds"
@@ -59,10 +54,6 @@ def full(view: RunView, stage: int | None, now: float) -> str:
     if not waiting:
         return said
     return f"{said} ({len(waiting)} until {_time(min(waiting))} by who was evicted and may come back)"
-
-
-def _times(count: int) -> str:
-    return {0: "never counted", 1: "counted once", 2: "counted twice"}.get(count, f"counted {count} times")
 
 
 def _time(seconds: int) -> str:

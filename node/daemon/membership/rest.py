@@ -67,6 +67,7 @@ class Rest:
         self._demand = Demand() if when_idle else None
         self._wanted: str | None = None
         self.state: Observable[Resting | None] = Observable(None)
+        self._looking = trio.CancelScope()
         self.look()
 
     @property
@@ -76,13 +77,18 @@ class Rest:
 
     async def run(self, report_healthy: ReportHealthy) -> None:
         asked = -math.inf
-        while True:
-            await trio.sleep(LOOK_SECONDS)
-            now = time.monotonic()
-            if self._demand is not None and now >= asked + DEMAND_SECONDS:
-                asked = now
-                self._wanted = await trio.to_thread.run_sync(self._demand.why, now, abandon_on_cancel=True)
-            self.look()
+        with self._looking:
+            while True:
+                await trio.sleep(LOOK_SECONDS)
+                now = time.monotonic()
+                if self._demand is not None and now >= asked + DEMAND_SECONDS:
+                    asked = now
+                    self._wanted = await trio.to_thread.run_sync(self._demand.why, now, abandon_on_cancel=True)
+                self.look()
+
+    def close(self) -> None:
+        """A node that stops has no hours any more: it neither rests nor works again."""
+        self._looking.cancel()
 
     async def until(self, leaves: bool) -> None:
         async for _ in self.state.values():

@@ -1,5 +1,6 @@
 """A session for whichever slot the ledger gives us, and another one when it gives us another slot."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
@@ -17,11 +18,18 @@ from dlx.node.home.errors import Failure
 from dlx.node.round.rules import plans
 from dlx.node.round.rules.plans import Terms
 from dlx.node.trainer.client import Trainer
+from dlx.node.trainer.stuck import stuck
 from dlx.training.models.parallel import check_parallel
 from dlx.training.models.placement import ONE_THREAD, Placement, PlacementError
 
+SETTLE_SECONDS = 5.0  # until it is asked again whether a slot can be given back
 FINISH_SECONDS = 4.0  # for the step under way, when the node stops or gives its slot back
 log = logs.get(__name__)
+
+
+async def _nothing_owed() -> bool:
+    await trio.lowlevel.checkpoint()
+    return True
 
 
 class Assignment:
@@ -38,10 +46,13 @@ class Assignment:
         stage: int | None,
         placement: Placement = ONE_THREAD,
         rest: Rest | None = None,
+        settled: Callable[[], Awaitable[bool]] = _nothing_owed,
     ) -> None:
+        """`settled()` waits until nothing of our work has to be served any more: before that no slot is given back.
+        False where that cannot be told."""
         self.session: Session | None = None
         self._follower, self._membership, self._supervisor, self._stage = follower, membership, supervisor, stage
-        self._placement, self._rest = placement, rest
+        self._placement, self._rest, self._settled = placement, rest, settled
         self._context: RunContext | None = None
         self._terms: Terms | None = None
         self._opened, self._closed = trio.Event(), False
@@ -61,6 +72,11 @@ class Assignment:
     def trouble(self) -> str | None:
         """Why there is no training process that has the slot open, as far as something went wrong."""
         return None if self._trainer is None else self._trainer.trouble
+
+    def stuck(self) -> list[str]:
+        """The processes of the slot that do not run, in words."""
+        pid = None if self._trainer is None else self._trainer.pid
+        return [] if pid is None else stuck(pid)
 
     @property
     def finished(self) -> bool:
@@ -107,13 +123,19 @@ class Assignment:
     def _leaves(self) -> bool:
         return self._rest is not None and self._rest.leaves
 
+    async def _give_back(self) -> None:
+        """Not before it is sure that nobody has to check our work any more: else who leaves is convicted."""
+        while not await self._settled():
+            await trio.sleep(SETTLE_SECONDS)
+        await self._membership.leave()
+
     async def _rest_away(self) -> None:
         """While the node rests without a slot there is no training process, and a slot that it had is given back."""
         if not self._leaves or self._rest is None:
             return
         await self._follower.first()
         if not self.finished:
-            await self._membership.leave()
+            await self._give_back()
         log.info("no slot is held until the node works again")
         await self._rest.until(leaves=False)
 
@@ -127,10 +149,10 @@ class Assignment:
         if self._is_over:
             return
         if self._stage is not None:
-            await self._membership.join((self._stage,))
+            await self._membership.join((self._stage,), report_healthy)
             return
         kept = kept_stage(context.storage.directory)
-        await self._membership.join((ANY_STAGE,) if kept is None else (kept, ANY_STAGE))
+        await self._membership.join((ANY_STAGE,) if kept is None else (kept, ANY_STAGE), report_healthy)
 
     async def _hold(
         self, context: RunContext, trainer: Trainer, slot: tuple[int, int], report_healthy: ReportHealthy
@@ -158,7 +180,7 @@ class Assignment:
         if self._rest is not None:
             await self._rest.until(leaves=True)
             await session.finish_step(FINISH_SECONDS)
-            await self._membership.leave()
+            await self._give_back()
 
     async def _tell(self, session: Session, report_healthy: ReportHealthy) -> None:
         worked = session.last_trained

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 
 from coincurve import PrivateKey
 
@@ -23,7 +24,9 @@ from dlx.node.home.datadir import DataDir, check_private
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
 from dlx.node.home.keys import encrypted_file
 from dlx.node.home.keys.encrypted_file import EncryptedFileError
-from dlx.node.home.settings import Settings
+from dlx.node.home.ledgers import read_contracts
+from dlx.node.home.program import line
+from dlx.node.home.settings import DEFAULTS, Settings
 
 # Known to everybody: it keeps a demo's keystore in the usual format and protects nothing.
 INSECURE_PASSWORD = "insecure-devnet"
@@ -51,6 +54,10 @@ class Account:
 
     address: str  # EIP-55
     secret: bytes = field(repr=False)
+
+
+class WrongPassword(Failure):
+    """It does not open the folder's account."""
 
 
 @dataclass(frozen=True)
@@ -183,10 +190,17 @@ def read_password(datadir: DataDir, settings: Settings) -> str:
 def password_in(path: Path) -> str:
     """The first line of a password file. Raises NotPrivate where others may read it, UsageFailure."""
     path = expand(path)
+    if path.is_dir():  # whose mode is no matter
+        raise UsageFailure(f"the password file {path} is a folder")
     try:
         check_private(path)
         with path.open() as file:
             password = file.readline(4096).rstrip("\r\n")
+    except FileNotFoundError:
+        make = f"(umask 077; cat > {quote(str(path))})"
+        raise UsageFailure(
+            f"the password file {path} is not there: run `{make}`, and type a password, Enter and Ctrl-D"
+        ) from None
     except OSError as error:
         raise UsageFailure(f"the password file {path} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
@@ -244,13 +258,13 @@ def _open_text(text: str, path: Path, password: str) -> bytes:
         return bytes(EthAccount.decrypt(text, password))
     except (ValueError, KeyError, TypeError, AttributeError, NotImplementedError) as error:
         if "MAC mismatch" in str(error):
-            raise Failure(f"the password does not open {path}: check --password-file") from None
+            raise WrongPassword(f"the password does not open {path}: check --password-file") from None
         raise _damaged(path) from None
 
 
 def _node_key_file(datadir: DataDir) -> bytes:
     if not datadir.node_key.exists():
-        raise NotReady(f"{datadir.root} holds no node key: run `dlx-node init --datadir {datadir.root}`")
+        raise NotReady(f"{datadir.root} holds no node key: run `{making(datadir)}`")
     check_private(datadir.node_key)
     return datadir.node_key.read_bytes()
 
@@ -273,10 +287,32 @@ def _encrypted(datadir: DataDir, key: NodeKey, password: str) -> bytes:
 def _keystore(datadir: DataDir) -> Path:
     found = keystores(datadir)
     if not found:
-        raise NotReady(f"{datadir.keystore} holds no account: run `dlx-node init --datadir {datadir.root}`")
+        raise NotReady(f"{datadir.keystore} holds no account: run `{making(datadir)}`")
     if len(found) > 1:
         raise Failure(f"{datadir.keystore} holds {len(found)} accounts: keep one, move the others away")
     return found[0]
+
+
+def making(datadir: DataDir, insecure_devnet: bool = False) -> str:
+    """The command that makes the keys that the folder lacks. `insecure_devnet`: by the password that everybody knows,
+    as in a folder with a devnet's chain."""
+    if is_insecure(datadir):
+        word = []
+    elif insecure_devnet or _has_devnet(datadir):
+        word = ["--insecure-devnet"]
+    else:
+        word = ["--password-file", "FILE"]
+    return line("init", *word, folder=datadir.root)
+
+
+def _has_devnet(datadir: DataDir) -> bool:
+    own = read_contracts(datadir)
+    return own is not None and of_devnet(own["chain_id"], "")
+
+
+def of_devnet(chain_id: int, password_file: str) -> bool:
+    """Whether new keys for the chain may open with the password that everybody knows, as no other was named."""
+    return chain_id == DEFAULTS.chain_id and not password_file
 
 
 def _damaged(path: Path) -> Failure:

@@ -10,10 +10,11 @@ import msgpack
 import msgspec
 from msgspec import Struct
 
+from dlx.ledger.bonds import SignedSeal
 from dlx.ledger.typed import Seal, SignedContribution, TypedError
 from dlx.node.home.errors import Failure
 from dlx.node.home.keys import encrypted_file
-from dlx.node.home.keys.slashing_protection import Entries, SignedSeal
+from dlx.node.home.keys.slashing_protection import Entries
 
 VERSION = 2
 MAX_BYTES = 1 << 30

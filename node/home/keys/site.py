@@ -13,6 +13,7 @@ from dlx.ledger.keys import account_of
 from dlx.ledger.typed import Domain, SiteMember
 from dlx.node.home.datadir import DataDir, check_private
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.home.program import line
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}", re.ASCII)
 
@@ -53,7 +54,7 @@ def load(datadir: DataDir, name: str) -> Site:
     if not path.exists():
         raise Failure(
             f"{path} is missing: copy it from a machine of the site, or make the first with "
-            f"`dlx-node keys make-site {name} --datadir {datadir.root}`"
+            f"`{line('keys', 'make-site', name, folder=datadir.root)}`"
         )
     check_private(path)
     try:

@@ -5,8 +5,10 @@ signature; it survives every change of stage, and moves with the account (`dlx-n
 of one account contradict each other, and the second is refused, when they are
 
 - two different contributions to one (run, stage, round);
-- two seals of one (run, stage, round) after the same seal, with equal payloads, inner steps and multipliers, but other
-  hashes of what they come to. The outer step is a function, so one of them is wrong. Any number of other seals is
+- two different records of one pipe in one round: who published the one would be proven false by the other. They stay on
+  this machine: an account that moves begins with the next round;
+- two seals of one (run, stage, round) after the same seal, with equal statements, inner steps and multipliers, but
+  other hashes of what they come to. The outer step is a function, so one of them is wrong. Any number of other seals is
   honest: proposers list different contributions and choose multipliers and plan, and a reorg may put another seal
   before this one.
 
@@ -24,12 +26,16 @@ from hashlib import sha256
 from pathlib import Path
 
 from dlx.ground import durable
+from dlx.ledger.bonds import SignedSeal
 from dlx.ledger.typed import (
+    Agreement,
     Contribution,
     Domain,
+    Evaluation,
     Report,
     Seal,
     SignedContribution,
+    SignedEvaluation,
     SignedVerdict,
     TypedError,
     Verdict,
@@ -38,11 +44,15 @@ from dlx.ledger.typed import (
 )
 from dlx.node.home.errors import Failure
 
-VERSION = 2  # of the file
+VERSION = 3  # of the file
 _TABLES = """
 CREATE TABLE contributions (
     account TEXT, run BLOB, stage INTEGER, round INTEGER, statement BLOB NOT NULL,
     PRIMARY KEY (account, run, stage, round)
+);
+CREATE TABLE agreements (
+    account TEXT, run BLOB, replica INTEGER, stage INTEGER, round INTEGER, recorded BLOB NOT NULL,
+    PRIMARY KEY (account, run, replica, stage, round)
 );
 CREATE TABLE seals (
     account TEXT, run BLOB, stage INTEGER, round INTEGER, basis BLOB, name BLOB, next BLOB NOT NULL,
@@ -54,14 +64,6 @@ CREATE TABLE seals (
 
 class Contradiction(Failure):
     """The account has signed something else about the same round: signing this too would be equivocation."""
-
-
-@dataclass(frozen=True)
-class SignedSeal:
-    """A seal with one account's signature over its digest."""
-
-    seal: Seal
-    signature: bytes
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,18 @@ class SlashingProtection(SignedStatements):
         with self._transaction():
             return self._add_seal(SignedSeal(seal, sign(seal.digest(self._domain), self._key))).signature
 
+    def sign_agreement(self, agreement: Agreement) -> bytes:
+        """The signature over what the account recorded of a pipe in a round, stored. Raises Contradiction."""
+        place = self.account, agreement.run, agreement.replica, agreement.stage, agreement.round
+        of_place = "account = ? AND run = ? AND replica = ? AND stage = ? AND round = ?"
+        with self._transaction():
+            row = self._db.execute(f"SELECT recorded FROM agreements WHERE {of_place}", place).fetchone()
+            if row is None:
+                self._db.execute("INSERT INTO agreements VALUES (?, ?, ?, ?, ?, ?)", (*place, agreement.recorded))
+            elif row[0] != agreement.recorded:
+                raise _contradiction("record of a pipe", agreement.stage, agreement.round)
+            return sign(agreement.digest(self._domain), self._key)
+
     def sign_report(self, report: Report) -> bytes:
         """The signature over what the account says that it holds and lacks."""
         return sign(report.digest(self._domain), self._key)
@@ -235,10 +249,13 @@ class SlashingProtection(SignedStatements):
             raise ValueError(f"a verdict of {self.account} about its own work")
         return verdict.sign(self._domain, self._key)
 
+    def sign_evaluation(self, evaluation: Evaluation) -> SignedEvaluation:
+        return evaluation.sign(self._domain, self._key)
+
 
 def _basis(seal: Seal) -> bytes:
     """What the hashes of its outcome follow from."""
-    counted = [one.payload + one.inner_steps.to_bytes(4) + one.multiplier.to_bytes(2) for one in seal.records]
+    counted = [one.statement + one.inner_steps.to_bytes(4) + one.multiplier.to_bytes(2) for one in seal.records]
     return sha256(b"".join([seal.previous, *counted])).digest()
 
 

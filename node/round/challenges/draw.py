@@ -1,4 +1,4 @@
-"""Which replica-rounds are replayed, which segment of them, and who goes first: chance that nobody could know before.
+"""Which segments of a round are replayed, and who goes first: chance that nobody could know before.
 
 The seed is the hash of a block that is some blocks above the round's last seal, mixed with what the round sealed. Who
 builds that one block can bias it, and nobody else; the embedded chain's operator always can.
@@ -19,7 +19,7 @@ _SPAN = 2**64  # of the number that is compared with the share
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A replica's round that was drawn, and the segment of it that is replayed."""
+    """A segment of a replica's round that was drawn, in every stage whose contribution has it."""
 
     round: int
     replica: int
@@ -28,7 +28,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One stage's counted contribution to a drawn replica-round. Hashes are 32 bytes."""
+    """A drawn segment of one stage's counted contribution. Hashes are 32 bytes."""
 
     round: int
     replica: int
@@ -38,6 +38,11 @@ class Drawn:
     statement: bytes
     seed: bytes  # the round's
     team: frozenset[str]  # whose contributions the replica's round is: none of them checks it
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """What tells it from everything else that is drawn: the statement's name and the segment."""
+        return self.statement, self.segment
 
 
 def seals_of(view: RunView, round: int) -> tuple[Sealed, ...] | None:
@@ -52,28 +57,26 @@ def draw_block(seals: Sequence[Sealed], draw_after: int) -> int:
 
 
 def drawn_of(seals: Sequence[Sealed], block_hash: bytes, share: float, length: int) -> tuple[Drawn, ...]:
-    """The contributions of the drawn replica-rounds of one round, ascending by replica and stage; `length`: inner steps
-    of a segment. A stage whose seal does not count the replica has nothing to check."""
+    """What was drawn of one round, ascending by replica, segment and stage; `length`: inner steps of a segment.
+
+    A stage has as many segments as its own record's inner steps make: who states fewer than its mates hides nothing of
+    theirs. A stage whose seal does not count the replica has nothing to check.
+    """
     run, round = seals[0].run, seals[0].round
     seed = seed_of(block_hash, run, round, [seal.digest for seal in seals])
-    made = {
-        (record.replica, seal.stage): (account, record.statement)
-        for seal in seals
-        for record, account in zip(seal.records, seal.accounts, strict=True)
-    }
-    segments: dict[int, int] = {}  # the stages of a replica state as many steps, or they contradict each other
-    for record in (record for seal in seals for record in seal.records):
-        own = segments_in(record.inner_steps, length)
-        segments[record.replica] = min(own, segments.get(record.replica, own))
-    found = []
-    for one in draw(seed, round, segments, share):
-        parts = {stage: made[replica, stage] for replica, stage in sorted(made) if replica == one.replica}
-        team = frozenset(account for account, _ in parts.values())
-        found += [
-            Drawn(round, one.replica, stage, one.segment, account, statement, seed, team)
-            for stage, (account, statement) in parts.items()
-        ]
-    return tuple(found)
+    made: dict[int, list[tuple[int, int, str, bytes]]] = {}  # replica -> stage, segments, account, statement
+    for seal in seals:
+        for record, account in zip(seal.records, seal.accounts, strict=True):
+            segments = segments_in(record.inner_steps, length)
+            made.setdefault(record.replica, []).append((seal.stage, segments, account, record.statement))
+    teams = {replica: frozenset(account for _, _, account, _ in parts) for replica, parts in made.items()}
+    longest = {replica: max(segments for _, segments, _, _ in parts) for replica, parts in made.items()}
+    return tuple(
+        Drawn(round, one.replica, stage, one.segment, account, statement, seed, teams[one.replica])
+        for one in draw(seed, round, longest, share)
+        for stage, segments, account, statement in made[one.replica]
+        if one.segment < segments
+    )
 
 
 def drawable(view: RunView, window: int) -> range:
@@ -90,21 +93,26 @@ def seed_of(block_hash: bytes, run: bytes, round: int, digests: Sequence[bytes])
 
 
 def draw(seed: bytes, round: int, segments: Mapping[int, int], share: float) -> list[Draw]:
-    """Which of the round's counted replicas are drawn, ascending. `share`: probability of each, 0 to 1; `segments`:
-    replica -> segments of its round."""
-    found = []
-    for replica in sorted(segments):
-        lot = keccak(seed + replica.to_bytes(2, "big"))
-        if int.from_bytes(lot[:8], "big") < share * _SPAN:  # a power of two: exact
-            found.append(Draw(round, replica, int.from_bytes(lot[8:16], "big") % segments[replica]))
-    return found
+    """Which segments of the round's counted replicas are drawn, ascending, each by itself. `share`: the probability, 0
+    to 1; `segments`: replica -> segments of its round."""
+    below = share * _SPAN  # a power of two: exact
+    return [
+        Draw(round, replica, segment)
+        for replica in sorted(segments)
+        for segment in range(segments[replica])
+        if int.from_bytes(keccak(_place(seed, replica, segment))[:8], "big") < below
+    ]
 
 
-def checkers(seed: bytes, replica: int, members: Iterable[str]) -> list[str]:
-    """The order in which `members`, who hold slots in other replicas, replay what was drawn of `replica`."""
-    return sorted(members, key=lambda account: place(seed, replica, account))
+def checkers(seed: bytes, replica: int, segment: int, members: Iterable[str]) -> list[str]:
+    """The order in which `members`, who hold slots in other replicas, replay a drawn segment of `replica`."""
+    return sorted(members, key=lambda account: turn_of(seed, replica, segment, account))
 
 
-def place(seed: bytes, replica: int, account: str) -> bytes:
+def turn_of(seed: bytes, replica: int, segment: int, account: str) -> bytes:
     """Where an account comes in that order: the lower goes first."""
-    return keccak(seed + replica.to_bytes(2, "big") + to_canonical_address(account))
+    return keccak(_place(seed, replica, segment) + to_canonical_address(account))
+
+
+def _place(seed: bytes, replica: int, segment: int) -> bytes:
+    return seed + replica.to_bytes(2, "big") + segment.to_bytes(2, "big")

@@ -1,4 +1,4 @@
-"""A verdict on a drawn contribution: what its checker found, in bytes that anybody may have sent.
+"""A verdict on a drawn segment of a contribution: what its checker found, in bytes that anybody may have sent.
 
 The report is a public blob, named by its sha256; the verdict that its checker signs (EIP-712) names it.
 """
@@ -68,7 +68,6 @@ class VerdictReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     loss_stated: float | None = None
     loss_replayed: float | None = None
     reasons: Annotated[tuple[_Reason, ...], Meta(max_length=MAX_REASONS)] = ()
-    disputed: bool = False  # neighbours' traces contradict each other
     software: _Short = ""
     hardware: _Short = ""
     checker: _Bytes20
@@ -79,8 +78,13 @@ class VerdictReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         decode(data)
         return data
 
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """As that of what was drawn: the statement's name and the segment."""
+        return self.statement, self.segment
+
     def is_about(self, drawn: Drawn) -> bool:
-        """Whether it judges this contribution by the segment that was drawn."""
+        """Whether it judges this segment of this contribution."""
         place = (self.statement, self.round, self.replica, self.stage, self.segment)
         same = place == (drawn.statement, drawn.round, drawn.replica, drawn.stage, drawn.segment)
         return same and checksum(self.account) == drawn.account

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from dlx.ground.constants import NO_HASH
 from dlx.ledger.typed import PRIVATE_DATA, STATE_RESET, Contribution
 from dlx.ledger.view.run_view import RunView
-from dlx.node.round.rules.plans import Terms
-from dlx.node.round.rules.round_rules import is_folded, is_left_out
+from dlx.node.round.rules.plans import RESET_WINDOW, RESETS, Terms
+from dlx.node.round.rules.round_rules import base_version, is_folded, is_left_out
 
 FLAGS = PRIVATE_DATA | STATE_RESET
 LOOKED_BACK = 4  # contributions of the account before one, whose plans a check of it may need
@@ -26,6 +26,9 @@ class Fault(NamedTuple):
 
     reason: str
     detail: str
+
+
+TOO_OFTEN = Fault("too_many_resets", f"states a reset, after {RESETS} in {RESET_WINDOW} rounds")
 
 
 class Counted(NamedTuple):
@@ -83,9 +86,19 @@ def last_counted(view: RunView, account: str, stage: int, before: int) -> Counte
     return None
 
 
+def counted_before(terms: Terms, view: RunView, statement: Contribution) -> list[bytes]:
+    """The names of its account's contributions that seals of its stage count, within RESET_WINDOW rounds of it, newest
+    first. Only seals before its base version are looked at: whoever can judge the statement has these."""
+    first = max(view.sealed.oldest(statement.stage), statement.round - RESET_WINDOW + 1)  # older ones: it came too late
+    rounds = range(base_version(terms, statement.round) - 1, first - 1, -1)
+    seals = (view.sealed[statement.stage, round] for round in rounds)
+    made = (pair for sealed in seals for pair in zip(sealed.records, sealed.accounts, strict=True))
+    return [record.statement for record, account in made if account == statement.account]
+
+
 def left_out_by(view: RunView) -> Callable[[Contribution], bool]:
-    """Whether the seal of a contribution's round leaves its payload out."""
-    return lambda one: is_left_out(view, one.stage, one.round, one.payload)
+    """Whether the seal of a contribution's round leaves it out."""
+    return lambda one: is_left_out(view, one.stage, one.round, one.hash())
 
 
 def faults(

@@ -89,21 +89,25 @@ def awaited(view: RunView, round: int) -> set[int]:
 
 
 def is_named(view: RunView, stage: int, reports: Reports, name: bytes, now: float) -> bool:
-    """Whether as many votes as the stage's next seal needs now are of members that report the contribution. Where there
-    are not so many, nothing is sealed before a majority is enough, so that is what counts."""
+    """Whether enough members report the contribution: with as many votes as the stage's next seal needs now, and with
+    more than half of all members' votes. Where all of them together have less than a seal needs, half is enough."""
     namers = [account for account, held in reports.items() if name in held]
-    needed, votes = view.needed(stage, namers, int(now)), len(view.voters(stage))
-    return view.votes(stage, namers) >= (needed if needed <= votes else votes // 2 + 1)
+    needed, votes = view.needed(stage, int(now)), view.votes(stage, view.members_in(stage), int(now))
+    majority = votes // 2 + 1
+    return view.votes(stage, namers, int(now)) >= (max(needed, majority) if needed <= votes else majority)
 
 
 def trusted_names(view: RunView, stage: int, reports: Reports) -> set[bytes]:
-    """What more votes report than can be missing from a quorum: where a quorum is honest one of them is, and has it."""
-    least = max(len(view.voters(stage)) - view.quorum(stage), 0) + 1
+    """What more votes report than can be missing from a quorum: where a quorum is honest one of them is, and has it.
+    Votes and quorum are those of when the round opened, since silence lowers what a seal needs."""
+    if (opened_at := view.opened_at) is None:
+        return set()
+    least = view.total(stage, opened_at) - view.needed(stage, opened_at) + 1
     namers: dict[bytes, list[str]] = {}
     for account, held in reports.items():
         for name in held:
             namers.setdefault(name, []).append(account)
-    return {name for name, accounts in namers.items() if view.votes(stage, accounts) >= least}
+    return {name for name, accounts in namers.items() if view.votes(stage, accounts, opened_at) >= least}
 
 
 def merged(known: frozenset[bytes], reported: Iterable[bytes], stated: Mapping[bytes, object]) -> frozenset[bytes]:
@@ -123,8 +127,9 @@ class Arrivals:
     def add(self, replica: int, seconds: float) -> None:
         self._seconds.setdefault(replica, deque(maxlen=WINDOW)).append(seconds)
 
-    def usual(self, replicas: Collection[int]) -> float:
+    def usual(self, replicas: Collection[int], unknown: float) -> float:
         """The upper median of these replicas: a third of them makes it neither shorter than honest payloads take, by
-        being there at once, nor, where they are four or more, longer, by sending slowly. 0 where none came yet."""
-        found = [statistics.median_low(self._seconds[one]) for one in replicas if one in self._seconds]
+        being there at once, nor, where they are four or more, longer, by sending slowly. `unknown`: the seconds of
+        those of which none came yet. Else who is there at once could have the others left out of the first rounds."""
+        found = [statistics.median_low(self._seconds.get(one, (unknown,))) for one in replicas]
         return statistics.median_high(found) if found else 0.0

@@ -2,7 +2,8 @@
 
 A plan sealed in round t binds round t + delay + 1: level and rank through the stage's own seal, the inner steps through
 stage 0's, because the stages of a replica step together. Earlier rounds have the manifest's plan, and so has every
-round of a run whose plan does not adapt, whatever a quorum may seal.
+round of a run whose plan does not adapt, whatever a quorum may seal. A plan without inner steps ends a run that may
+stop early: the round that it binds is not there.
 """
 
 from collections.abc import Collection
@@ -11,6 +12,7 @@ from functools import cached_property
 
 from dlx.ledger.typed import Plan
 from dlx.ledger.view.run_view import RunView
+from dlx.node.round.rules import stopping
 from dlx.training.outer import adaptive
 from dlx.training.recipe.ladders import Ladders, ladders
 from dlx.training.recipe.manifest import Manifest
@@ -19,6 +21,7 @@ from dlx.training.recipe.recipe import Plan as ManifestPlan
 from dlx.training.slot.segments import SEGMENT_STEPS, segment_steps
 
 CATCH_UP_ROUNDS = 16  # a member that is further behind fetches the newest version, and folds back nothing older
+RESETS, RESET_WINDOW = 4, 64  # counted contributions of an account that state a reset, at most, in so many rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,8 @@ class Terms:
     codec: str
     adaptive: Adaptive | None
     tokens_per_step: int
+    may_stop: bool = False  # before its last round, where its held-out loss no longer falls: see rules.stopping
+    stop_seals: int = 0  # newest seals that this takes
     segment_steps: int = SEGMENT_STEPS["float32"]  # inner steps between two states that a contribution commits to
     private_data: bool = False  # whether contributions may come from it
     alpha: float = 0.0  # the part of the own payload that the start already has, where the delay is 1
@@ -46,6 +51,8 @@ class Terms:
             codec=manifest.codec.name,
             adaptive=manifest.adaptive,
             tokens_per_step=manifest.tokens_per_step,
+            may_stop=manifest.stop is not None,
+            stop_seals=stopping.seals_needed(manifest),
             segment_steps=segment_steps(manifest),
             private_data=manifest.data.private,
             alpha=manifest.outer.alpha,
@@ -71,11 +78,13 @@ def manifest_plan(plan: Plan) -> ManifestPlan:
 def plan_of(terms: Terms, view: RunView, stage: int, round: int) -> Plan | None:
     """The plan that binds `round` for a stage; None as long as the seals that decide it are missing."""
     source = round - terms.delay - 1
-    if terms.adaptive is None or source < 0:
+    if source < 0 or (terms.adaptive is None and not terms.may_stop):
         return terms.plan
     own, first = view.sealed.get((stage, source)), view.sealed.get((0, source))
     if own is None or first is None:
         return None
+    if terms.adaptive is None:
+        return terms.plan if first.outcome.plan.inner_steps else ended(terms.plan)
     return Plan(own.outcome.plan.level, own.outcome.plan.rank, first.outcome.plan.inner_steps)
 
 
@@ -99,18 +108,30 @@ def steps_before(terms: Terms, view: RunView, round: int) -> int:
 
 
 def seals_needed(terms: Terms) -> int:
-    """How many of a stage's newest seals a member needs in full: those whose timings an adaptive plan rests on, whose
-    plan binds a round, and whose outer step a late member may still compute."""
-    return CATCH_UP_ROUNDS + terms.delay + (terms.adaptive.window if terms.adaptive else 0)
+    """How many of a stage's newest seals a member needs in full. These are those whose timings an adaptive plan rests
+    on, whose plan binds a round, whose outer step a late member may still compute, and that may count a reset."""
+    timed = CATCH_UP_ROUNDS + terms.delay + (terms.adaptive.window if terms.adaptive else 0)
+    return max(terms.stop_seals, timed, RESET_WINDOW)
 
 
 def has_round(terms: Terms, view: RunView, round: int) -> bool:
-    """Whether the run has this round, as far as it can be known yet. It ends with the round that reaches the manifest's
-    inner steps, where the plan adapts, and at the manifest's rounds in any case."""
-    if terms.adaptive is None or round >= terms.rounds:
-        return round < terms.rounds
+    """Whether the run has this round, as far as it can be known yet. Where the plan adapts, it ends with the round that
+    reaches the manifest's inner steps. Where it may stop, a seal of stage 0 can say that a round is not there. It ends
+    at the manifest's rounds in any case."""
+    if round >= terms.rounds or is_stopped(terms, view, round):
+        return False
+    if terms.adaptive is None:
+        return True
     known = min(round, view.next_round(0) + terms.delay + 1)
     return steps_before(terms, view, known) < terms.adaptive.inner_steps
+
+
+def is_stopped(terms: Terms, view: RunView, round: int) -> bool:
+    """Whether the seal that plans the round, or else the newest of stage 0, ends a run that may stop."""
+    if not terms.may_stop:
+        return False
+    seals = min(round - terms.delay, view.next_round(0))
+    return seals > 0 and view.sealed.planned_steps(0, seals) == view.sealed.planned_steps(0, seals - 1)
 
 
 def finished(terms: Terms, view: RunView) -> bool:
@@ -132,11 +153,20 @@ def may_plan(terms: Terms, view: RunView, stage: int, round: int) -> bool:
     return plan_of(terms, view, stage, round + terms.delay) is not None
 
 
-def next_plan(terms: Terms, view: RunView, stage: int, round: int, parts: Collection[int]) -> Plan:
+def ended(plan: Plan) -> Plan:
+    """The plan of a round that the run does not have any more."""
+    return replace(plan, inner_steps=0)
+
+
+def next_plan(
+    terms: Terms, view: RunView, stage: int, round: int, parts: Collection[int], is_over: bool = False
+) -> Plan:
     """The plan that a seal of `round` gives: what went before, but at the end of a window one rung closer to what was
     measured. That is timings by earlier seals, and `parts`, what the contributions that this one counts state to have
-    kept."""
+    kept. `is_over`: whether the run stops, as `rules.stopping` has it."""
     before = kept_plan(terms, view, stage, round)
+    if not before.inner_steps or (is_over and stage == 0):
+        return ended(before)
     if terms.adaptive is None or not adaptive.ends_window(terms.adaptive, round):
         return before
     measured = plan_of(terms, view, stage, round)
@@ -147,13 +177,23 @@ def next_plan(terms: Terms, view: RunView, stage: int, round: int, parts: Collec
 
 
 def plan_fault(
-    terms: Terms, view: RunView, stage: int, round: int, plan: Plan, parts: Collection[int] | None = None
+    terms: Terms,
+    view: RunView,
+    stage: int,
+    round: int,
+    plan: Plan,
+    parts: Collection[int] | None = None,
+    is_over: bool = False,
 ) -> str:
     """Why a seal of `round` must not carry `plan`; empty where it may: as `next_plan`, or as it was before. An auditor
-    who lacks a statement (None) grants the rank its rung."""
+    who lacks a statement (None) grants the rank its rung. `is_over`: as of `next_plan`."""
     before = kept_plan(terms, view, stage, round)
     if plan == before:
         return ""
+    if terms.may_stop and stage == 0 and plan == ended(before):
+        return "" if is_over else "it ends the run, whose held-out losses do not say that it is over"
+    if not before.inner_steps:
+        return f"{plan} after the run's end"
     if terms.adaptive is None:
         return f"{plan}, the manifest fixes {before}"
     if not adaptive.ends_window(terms.adaptive, round):

@@ -7,7 +7,8 @@ from functools import lru_cache
 from eth_utils import keccak, to_canonical_address
 
 from dlx.ground.constants import UNIT
-from dlx.ledger.typed import MAX_REPLICAS, PRIVATE_DATA, Contribution, Domain, Outcome, Plan, Seal, SignedContribution
+from dlx.ledger.typed import PRIVATE_DATA, Contribution, Domain, Outcome, Plan, Seal, SignedContribution
+from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round.rules.pace import fewest_steps
 from dlx.node.round.rules.plans import CATCH_UP_ROUNDS, Terms, has_round, plan_of
@@ -55,7 +56,7 @@ class Rules(Terms):
 
 @dataclass(frozen=True, slots=True)
 class PayloadFacts:
-    """What a payload's statement has to say of it: bytes, and the Merkle root over its 4 KiB leaves."""
+    """What a payload's statement has to say of it: bytes, and the Merkle root of its bytes."""
 
     size: int
     root: bytes
@@ -63,8 +64,8 @@ class PayloadFacts:
 
 @dataclass(frozen=True, slots=True)
 class OuterResult:
-    """What our own arithmetic gives: hashes of V[s,t+1] and its outer momentum and the Merkle roots over the 4 KiB
-    leaves of the two files. Zeros for a momentum that there is not, and all four for an empty seal."""
+    """What our own arithmetic gives: hashes of V[s,t+1] and its outer momentum and the Merkle roots of the two files.
+    Zeros for a momentum that there is not, and all four for an empty seal."""
 
     weights: bytes
     momentum: bytes
@@ -80,10 +81,12 @@ def base_version(terms: Terms, round: int) -> int:
     return max(0, round - terms.delay)
 
 
-def left_out(rules: Rules, view: RunView, stage: int, own: dict[int, bytes], round: int) -> tuple[bytes, ...]:
-    """Own payloads (`own`: round -> hash) that their seals left out and that `round` folds back, oldest first."""
-    due = [earlier for earlier in sorted(own) if is_folded(rules, earlier, round)]
-    return tuple(own[earlier] for earlier in due if is_left_out(view, stage, earlier, own[earlier]))
+def left_out(
+    rules: Rules, view: RunView, stage: int, own: Mapping[int, SignedContribution], round: int
+) -> tuple[bytes, ...]:
+    """The payloads of own contributions that their seals left out and that `round` folds back, oldest first."""
+    due = [own[earlier].contribution for earlier in sorted(own) if is_folded(rules, earlier, round)]
+    return tuple(one.payload for one in due if is_left_out(view, stage, one.round, one.hash()))
 
 
 def is_folded(terms: Terms, earlier: int, round: int) -> bool:
@@ -92,10 +95,10 @@ def is_folded(terms: Terms, earlier: int, round: int) -> bool:
     return round - CATCH_UP_ROUNDS <= earlier <= round - 1 - terms.delay
 
 
-def is_left_out(view: RunView, stage: int, round: int, payload: bytes) -> bool:
-    """Whether the round is sealed without the payload."""
+def is_left_out(view: RunView, stage: int, round: int, name: bytes) -> bool:
+    """Whether the round is sealed without the contribution of this name."""
     sealed = view.sealed.get((stage, round))
-    return sealed is not None and all(record.payload != payload for record in sealed.records)
+    return sealed is not None and all(record.statement != name for record in sealed.records)
 
 
 def may_count(view: RunView, statement: Contribution) -> bool:
@@ -115,9 +118,21 @@ def may_train(view: RunView, account: str, round: int) -> bool:
     return view.admissible(account, slot[1], slot[0])
 
 
+def has_votes(view: RunView, account: str, stage: int, now: float) -> bool:
+    """Whether the account's own weight counts for the stage's next seal, wherever its slot is."""
+    return view.seal_votes(stage, (account,), int(now)) > 0
+
+
+def weight_share(view: RunView, account: str, stage: int, now: float) -> float:
+    """The account's part of the stage's weight, 0 to 1."""
+    return view.seal_votes(stage, (account,), int(now)) / view.total(stage, int(now))
+
+
 def proposers(rules: Rules, view: RunView, stage: int, round: int, attempt: int) -> tuple[str, ...]:
-    """The stage's members in the order in which they propose: by keccak(run, round, stage, attempt, account), those
-    with a vote first, because nothing is sealed without them."""
+    """The stage's members in the order in which they propose, by keccak(run, round, stage, attempt, account).
+
+    Those with weight come first, because nothing is sealed without them. As long as there is none, those in complete
+    replicas do."""
     prefix = rules.run + round.to_bytes(4, "big") + stage.to_bytes(2, "big") + attempt.to_bytes(4, "big")
     return _ordered(prefix, view.members_in(stage), view.voters(stage))
 
@@ -130,10 +145,12 @@ def _ordered(prefix: bytes, accounts: tuple[str, ...], first: tuple[str, ...]) -
     )
 
 
-def attempt_at(rules: Rules, view: RunView, stage: int, now: float) -> int:
-    """Which attempt to seal the stage's open round it is: one begins every proposal timeout from when the ledger takes
-    any seal of it, so all members are at the same one. Raises ViewError if no round is open."""
-    return max(0, int((now - view.opens_at(stage, MAX_REPLICAS)) / rules.proposal_timeout))
+def attempt_at(rules: Rules, view: RunView, now: float) -> int:
+    """Which attempt to seal the open round it is: one begins every proposal timeout from when the ledger takes the
+    first seals of it, so all members are at the same one. Raises ViewError if no round is open."""
+    if view.opened_at is None:
+        raise ViewError("no round is open")
+    return max(0, int((now - view.opened_at - view.config.min_round_time) / rules.proposal_timeout))
 
 
 def refusal(rules: Rules, view: RunView, signed: SignedContribution, signer: str) -> str | None:
@@ -158,6 +175,13 @@ def refusal(rules: Rules, view: RunView, signed: SignedContribution, signer: str
     if base <= view.next_round(statement.stage) and statement.base_weights != view.weights(statement.stage, base):
         return "wrong_base"
     return None
+
+
+def has_ledgers_base_and_plan(terms: Terms, view: RunView, statement: Contribution) -> bool:
+    """Whether a statement of a sealed round starts from the version and follows the plan that the ledger has for it."""
+    plan = plan_of(terms, view, statement.stage, statement.round)
+    base = view.weights(statement.stage, base_version(terms, statement.round))
+    return plan is not None and (statement.base_weights, statement.plan) == (base, plan.hash())
 
 
 def statement_fault(terms: Terms, statement: Contribution, plan: Plan) -> str | None:

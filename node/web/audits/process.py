@@ -19,6 +19,8 @@ import msgspec
 
 from dlx.ground.errors import DlxError, cause
 from dlx.node.audit.sources.places import Places
+from dlx.node.home.program import Called, called_with
+from dlx.node.home.settings import Settings
 
 STOPPED = 128 + signal.SIGTERM  # its exit status when it was told to end
 _SNAPSHOT_SECONDS = 0.2  # between two that are told
@@ -34,6 +36,8 @@ class Where(msgspec.Struct, frozen=True):
     chain_id: int | None = None
     index: Path | None = None  # the folder with the index of events
     places: Places = Places()
+    rpc_timeout: float = Settings().rpc_timeout  # seconds
+    called: Called = Called()  # what the lines that it prints repeat
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -64,14 +68,17 @@ def main() -> None:
             answers.write(msgspec.json.encode(changes) + b"\n")
             answers.flush()
 
-        perform(Task.of_line(line), tell)
+        task = Task.of_line(line)
+        called_with(task.where.called)
+        perform(task, tell)
 
 
 def perform(task: Task, tell: Callable[[dict[str, Any]], None]) -> None:
     """`tell` gets the fields of AuditState that change, the last time with `done`."""
     from dlx.ledger.client import LedgerClient
+    from dlx.node.audit.replay_choice import ReplayChoice
     from dlx.node.audit.report import Report
-    from dlx.node.audit.request import AuditRequest, ReplayChoice
+    from dlx.node.audit.request import AuditRequest
     from dlx.node.audit.run import audit
 
     where, report, last = task.where, Report(task.run), 0.0
@@ -84,7 +91,9 @@ def perform(task: Task, tell: Callable[[dict[str, Any]], None]) -> None:
 
     error = None
     try:
-        client = LedgerClient(where.rpc_url, where.ledger, chain_id=where.chain_id, folder=where.index)
+        client = LedgerClient(
+            where.rpc_url, where.ledger, chain_id=where.chain_id, folder=where.index, rpc_timeout=where.rpc_timeout
+        )
         request = AuditRequest(task.run, where.places, replay=ReplayChoice() if task.level == 3 else None)
         audit(client, request, show, report=report)
     except Exception as raised:

@@ -17,6 +17,7 @@ from dlx.node.audit.sources.places import Places
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.extras import MissingExtra, require
 from dlx.node.home.ledgers import index_folder
+from dlx.node.home.program import Called
 from dlx.node.home.settings import Settings
 from dlx.node.web.audits.process import STOPPED, Task, Where
 
@@ -35,10 +36,12 @@ class AuditState:
     number: int = 0  # of this state: another one is newer
 
 
-def where(settings: Settings, folder: DataDir, places: Places) -> Where:
-    """What an audit with these looks at."""
+def where(settings: Settings, folder: DataDir, places: Places, called: Called) -> Where:
+    """What an audit with these looks at. `called`: what the lines in its report repeat."""
     ledger = checksum(bytes.fromhex(settings.ledger[2:]))
-    return Where(settings.rpc_url, ledger, settings.chain_id, index_folder(folder), places)
+    return Where(
+        settings.rpc_url, ledger, settings.chain_id, index_folder(folder), places, settings.rpc_timeout, called
+    )
 
 
 class Auditing:

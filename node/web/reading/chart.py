@@ -1,10 +1,11 @@
-"""The loss curve: its points, thinned so that no run is too long to draw, and the same as the path of an SVG."""
+"""The loss curves: held-out loss, and training loss, thinned so that no run is too long to draw; also as paths of an
+SVG."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from dlx.node.checkpoints.evaluation_store import Evaluation
@@ -24,47 +25,58 @@ class Tick(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Losses in nats per token. `data` is JSON: x, loss and held-out loss, one entry per point, null where there is
-    none."""
+    """Losses in nats. `data` is JSON: x, training loss, held-out loss by the ledger and as measured here, one entry per
+    point, null where there is none."""
 
     axis: Axis
-    path: str
-    marks: tuple[tuple[float, float], ...]  # held-out losses
+    path: str  # of the training loss
+    held_out: str  # of the held-out loss by the ledger; empty where it has none
+    marks: tuple[tuple[float, float], ...]  # held-out losses that were measured here
     xs: tuple[Tick, ...]
     ys: tuple[Tick, ...]
-    newest: tuple[float, float]
+    newest: tuple[float, float] | None  # of the held-out loss by the ledger, else of the training loss
+    ends: tuple[float, float, float]  # of the axes: right, low, high; the left end is 0
     data: str
 
 
-def chart(totals: Totals, evaluations: Sequence[Evaluation], axis: Axis) -> Chart | None:
-    """None where no sealed round has a loss, or the axis is not known."""
+def chart(totals: Totals, held_out: Mapping[int, float], evaluations: Sequence[Evaluation], axis: Axis) -> Chart | None:
+    """`held_out`: by the ledger, of each evaluated version. A round's loss lies where the version that it made does: at
+    so many sealed rounds. None where nothing has a loss, or the axis is not known."""
     place = _places(totals, axis)
-    points = [(round, loss) for round, loss in enumerate(totals.losses) if not math.isnan(loss)]
-    if place is None or not points:
+    if place is None:
         return None
-    points = _thinned(points)
+    points = _thinned([(round, loss) for round, loss in enumerate(totals.losses) if not math.isnan(loss)])
+    said = {place(version): loss for version, loss in sorted(held_out.items()) if version <= totals.rounds}
     known = [evaluation for evaluation in evaluations if 0 <= evaluation.version <= totals.rounds]
-    held_out = {max(0.0, place(measured.version - 1)): measured.loss for measured in known}  # where its round lies
-    trained = {place(number): loss for number, loss in points}
-    shared = sorted({*trained, *held_out})
+    measured = {place(evaluation.version): evaluation.loss for evaluation in known}
+    trained = {place(number + 1): loss for number, loss in points}
+    shared = sorted({*trained, *said, *measured})
+    if not shared:
+        return None
     left, right, xs = _ticks(0.0, shared[-1] or 1.0, _X_LABELS[axis], least=1)
-    losses = [*trained.values(), *held_out.values()]
+    losses = [*trained.values(), *said.values(), *measured.values()]
     low, high, ys = _ticks(min(losses), max(losses), lambda value: f"{value:.6g}", least=0)
 
     def at(x: float, loss: float) -> tuple[float, float]:
         return round(WIDTH * (x - left) / (right - left), 1), round(HEIGHT * (high - loss) / (high - low), 1)
 
-    line = [at(x, loss) for x, loss in trained.items()]
-    columns = [shared, [trained.get(x) for x in shared], [held_out.get(x) for x in shared]]
+    line, curve = ([at(x, loss) for x, loss in each.items()] for each in (trained, said))
+    columns = [shared, *([each.get(x) for x in shared] for each in (trained, said, measured))]
     return Chart(
         axis=axis,
-        path="M" + "L".join(f"{x:g} {y:g}" for x, y in line),
-        marks=tuple(at(x, loss) for x, loss in held_out.items()),
+        path=_path(line),
+        held_out=_path(curve),
+        marks=tuple(at(x, loss) for x, loss in measured.items()),
         xs=tuple(xs),
         ys=tuple(Tick(100 - tick.at, tick.label) for tick in ys),
-        newest=line[-1],
+        newest=next((each[-1] for each in (curve, line) if each), None),
+        ends=(right, low, high),
         data=json.dumps(columns, separators=(",", ":")),
     )
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:g} {y:g}" for x, y in points) if points else ""
 
 
 def compact(count: float) -> str:
@@ -84,11 +96,11 @@ _X_LABELS: dict[Axis, Callable[[float], str]] = {
 
 
 def _places(totals: Totals, axis: Axis) -> Callable[[int], float] | None:
-    """Where a round's end lies on the axis; before the first one is 0."""
+    """Where a version lies on the axis; the genesis at 0."""
     if axis == "rounds":
         return float
     sums = totals.tokens if axis == "tokens" else totals.bytes
-    return (lambda round: float(sums[round]) if round >= 0 else 0.0) if sums else None
+    return (lambda version: float(sums[version - 1]) if version else 0.0) if sums else None
 
 
 def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:

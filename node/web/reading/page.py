@@ -13,26 +13,18 @@ from dlx.ledger.events import Convicted, Sealed
 from dlx.ledger.index.event_index import Place
 from dlx.ledger.index.seal_rows import SealRow
 from dlx.ledger.keys import SignatureError
-from dlx.ledger.typed import recover, split_entries
+from dlx.ledger.typed import Signs, recover, split_entries
 from dlx.ledger.view.seal_log import taken
+from dlx.node.audit.drawn_work import Segments
 from dlx.node.round.challenges.verdicts import ReportedVerdict
-from dlx.node.runs.find import Member, RunDetails
 from dlx.node.web.reading.coverage import Coverage
-from dlx.node.web.reading.drawn_work import Drawn
-from dlx.node.web.reading.totals import Counted, Share, Totals
+from dlx.node.web.reading.totals import Share, Totals
 
 MAX_ROWS, MAX_CELLS = 100, 20_000  # of a window
 _BUCKETS = 120  # of the strip that shows the whole run
 _WORST = ("honest", "withheld", "false")
 
 Kind = Literal["counted", "fewer", "late", "new", "free"]
-WORDS: dict[Kind, str] = {
-    "counted": "counted",
-    "fewer": "counted, with fewer inner steps than planned",
-    "late": "late or left out: whole since the round opened, and not counted",
-    "new": "no whole replica when the round opened",
-    "free": "nobody holds the slot",
-}
 
 
 class Cell(NamedTuple):
@@ -55,7 +47,8 @@ class StageCells(NamedTuple):
 class GridRow(NamedTuple):
     number: int
     time: int  # of the last seal, Unix seconds
-    loss: float | None
+    loss: float | None  # of training
+    held_out: float | None  # by the ledger, of the version that the round made
     tokens: int  # so far
     inner_steps: int | None  # None: an empty round
     sealed: bool  # by every stage
@@ -86,22 +79,14 @@ class Window(NamedTuple):
         return self.newer is None
 
 
-class MemberLine(NamedTuple):
-    """`member` is None for an account that holds no slot any more."""
-
-    account: str
-    member: Member | None
-    work: Counted | None
-
-
 class RecordLine(NamedTuple):
     replica: int
     account: str
-    payload: str
     statement: str
     loss: float
     inner_steps: int
     multiplier: float
+    drawn: Sequence[int] | None  # which of its segments; None: not known
     verdicts: tuple[ReportedVerdict, ...]
     convicted: bool
 
@@ -119,7 +104,6 @@ class SealPage(NamedTuple):
     next_plan: str
     signers: tuple[str, ...]
     records: tuple[RecordLine, ...]
-    drawn: frozenset[int] | None
     transaction: str
     block: int
     time: int
@@ -140,10 +124,12 @@ def grid(
     totals: Totals,
     coverage: Coverage,
     opened: Place,
-    drawn: Drawn,
+    drawn: Mapping[int, Segments],
     verdicts: Sequence[ReportedVerdict],
+    held_out: Mapping[int, float],
 ) -> list[GridRow]:
-    """The rounds of `rows`, which come by round and stage, newest first; `opened`: where the first of them opened."""
+    """The rounds of `rows`, which come by round and stage, newest first; `opened`: where the first of them opened;
+    `drawn`: what was drawn of each round whose draw is known; `held_out`: nats, by version."""
     findings: dict[tuple[int, int, int], str] = {}
     for verdict in verdicts:
         report, word = verdict.report, verdict.finding.word
@@ -164,6 +150,7 @@ def grid(
                 number=number,
                 time=max(row.time for row in seals.values()),
                 loss=last.loss / MICRO if last and last.counted else None,
+                held_out=held_out.get(number + 1),
                 tokens=totals.tokens[number] if number < totals.rounds else 0,
                 inner_steps=next((row.inner_steps for row in seals.values() if row.counted), None),
                 sealed=len(seals) == stages,
@@ -191,23 +178,10 @@ def strip(totals: Totals) -> list[Bucket]:
     return [Bucket(first, end, totals.share(first, end).part) for first, end in pairwise(ends)]
 
 
-def member_lines(details: RunDetails, counted: Mapping[str, Counted]) -> list[MemberLine]:
-    """Who holds a slot, by replica and stage, then who did, those counted last first."""
-    present = {member.account for member in details.members}
-    former = sorted(
-        ((account, work) for account, work in counted.items() if account not in present),
-        key=lambda pair: -pair[1].round,
-    )
-    return [
-        *(MemberLine(member.account, member, counted.get(member.account)) for member in details.members),
-        *(MemberLine(account, None, work) for account, work in former),
-    ]
-
-
 def seal_page(
     sealed: Sealed,
     weights: tuple[bytes, bytes],
-    drawn: frozenset[int] | None,
+    drawn: Segments | None,
     verdicts: Sequence[ReportedVerdict],
     convictions: Sequence[Convicted],
 ) -> SealPage:
@@ -225,23 +199,22 @@ def seal_page(
         weights_root=outcome.weights_root.hex() if any(outcome.weights_root) else "",
         momentum_root=outcome.momentum_root.hex() if any(outcome.momentum_root) else "",
         plan=f"{outcome.inner_steps} inner steps",
-        next_plan=_plan(plan.level, plan.rank) + f", {plan.inner_steps} inner steps",
+        next_plan=_plan(plan.level, plan.rank) + f", {plan.inner_steps} inner steps" if plan.inner_steps else "none",
         signers=tuple(_signers(sealed)),
         records=tuple(
             RecordLine(
                 replica=record.replica,
                 account=account,
-                payload=record.payload.hex(),
                 statement=record.statement.hex(),
                 loss=record.loss / MICRO,
                 inner_steps=record.inner_steps,
                 multiplier=record.multiplier / UNIT,
+                drawn=None if drawn is None else drawn.get((sealed.stage, record.replica), ()),
                 verdicts=tuple(of_statement[record.statement]),
                 convicted=record.statement in convicted,
             )
             for record, account in zip(sealed.records, sealed.accounts, strict=True)
         ),
-        drawn=drawn,
         transaction="0x" + sealed.at.tx.hex(),
         block=sealed.at.block,
         time=sealed.at.time,
@@ -260,7 +233,7 @@ def _stage(
     columns: int,
     complete: int,
     coverage: Coverage,
-    drawn: frozenset[int] | None,
+    drawn: Segments | None,
     findings: Mapping[tuple[int, int, int], str],
 ) -> StageCells:
     place = seal.block, seal.log_index
@@ -274,7 +247,7 @@ def _stage(
         elif held & bit:
             kind = "late" if could & bit else "new"
         finding = findings.get((seal.round, seal.stage, replica), "")
-        in_draw = steps is not None and drawn is not None and replica in drawn
+        in_draw = steps is not None and drawn is not None and (seal.stage, replica) in drawn
         cells.append(Cell(kind, in_draw or finding != "", finding))  # who judges has seen the draw
     possible = (could | sum(1 << replica for replica in did)).bit_count()
     return StageCells(tuple(cells), seal.counted, possible, _summary(seal, cells, did, possible))
@@ -297,7 +270,7 @@ def _summary(seal: SealRow, cells: Sequence[Cell], did: Mapping[int, int], possi
 def _signers(sealed: Sealed) -> Iterable[str]:
     """Who signed the seal itself; others vouch for their own records."""
     for entry in split_entries(sealed.signatures):
-        if not entry.of_record:
+        if entry.signs is not Signs.RECORD:
             with suppress(SignatureError):  # the contract passes over it
                 yield recover(sealed.digest, entry.signature)
 

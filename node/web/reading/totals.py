@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from dlx.ground.constants import MICRO
-from dlx.ledger.abi import checksum
 from dlx.ledger.index import seal_rows
 from dlx.ledger.index.event_index import START, EventIndex, Place
 from dlx.ledger.index.seal_rows import SealRow
 from dlx.ledger.view.seal_log import taken
+from dlx.node.runs.leaderboard import Work
 from dlx.node.web.reading.coverage import Coverage
 
 PayloadSize = Callable[[int, int | None, int | None], int]  # stage, level and rank in force -> bytes
-
-
-class Counted(NamedTuple):
-    """What an account did."""
-
-    counted: int  # contributions
-    round: int  # of the last one
-    time: int  # of its seal, Unix seconds
 
 
 class Share(NamedTuple):
@@ -50,8 +41,7 @@ class Totals:
         # Of counted payloads so far, by the manifest's word, which may be huge; empty where `size` is not known.
         self.bytes = array("d")
         self._counted, self._possible = array("L", [0]), array("L", [0])  # sums over the first 0, 1, 2, ... rounds
-        self._makers: Counter[bytes] = Counter()  # accounts of a seal -> how many seals have just those
-        self._last: dict[bytes, tuple[int, int]] = {}  # the same -> round and time of the last one
+        self.work = Work()
         self._outlines: dict[bytes, int] = {}  # outline -> bitmap of its replicas
 
     def advance(self, index: EventIndex, coverage: Coverage) -> None:
@@ -64,16 +54,6 @@ class Totals:
             if len(group) == self._stages:
                 self._add(group, coverage)
                 group = []
-
-    def members(self) -> dict[str, Counted]:
-        """By account, of everybody who was ever counted."""
-        counts: Counter[bytes] = Counter()
-        last: dict[bytes, tuple[int, int]] = {}
-        for joined, times in self._makers.items():
-            for account in _split(joined):
-                counts[account] += times
-                last[account] = max(last.get(account, (-1, 0)), self._last[joined])
-        return {checksum(account): Counted(count, *last[account]) for account, count in counts.items()}
 
     def share(self, first: int = 0, end: int | None = None) -> Share:
         """Of the rounds from `first` up to, not including, `end`."""
@@ -98,8 +78,7 @@ class Totals:
             possible += could.bit_count()
             if self._size is not None:
                 size += row.counted * self._size(row.stage, row.level, row.rank)
-            self._makers[row.accounts] += 1
-            self._last[row.accounts] = row.round, row.time
+            self.work.add(row)
         self._counted.append(self._counted[-1] + counted)
         self._possible.append(self._possible[-1] + possible)
         last = group[-1]
@@ -118,7 +97,3 @@ class Totals:
                 self._outlines.clear()
             found = self._outlines[outline] = sum(1 << replica for replica in taken(outline))
         return found
-
-
-def _split(joined: bytes) -> Iterator[bytes]:
-    return (joined[i : i + 20] for i in range(0, len(joined), 20))

@@ -82,6 +82,20 @@ def test_another_chain_has_another_history(fake_chain, rpc, index):
     assert replicas(index.events(RUN)) == [7]
 
 
+def test_another_chain_may_have_the_contracts_later(fake_chain, rpc, index, tmp_path):
+    """As a devnet that is made anew: the same addresses and chain id, so the same file."""
+    for replica in range(20):
+        fake_chain.mine(joined(replica=replica))
+    index.sync(rpc)
+    index.close()
+    fake_chain.reorg(0, "b")
+    for replica in range(30, 60):
+        fake_chain.mine(joined(replica=replica))
+    later = EventIndex(tmp_path / "index.db", 31337, Contracts(LEDGER, REGISTRY, since=10))
+    assert later.sync(rpc).block == fake_chain.length - 1
+    assert replicas(later.events(RUN)) == list(range(40, 60))
+
+
 def test_two_processes_share_an_index(fake_chain, rpc, index, tmp_path):
     """Each reads what the other has not; a page that comes second is left out, a late chain node takes nothing back."""
     other = EventIndex(tmp_path / "index.db", 31337, CONTRACTS)

@@ -37,7 +37,7 @@ GENESIS = (b"\x01" * 32, b"\x02" * 32)
 CONFIG = RunConfig(
     manifest=b"\x03" * 32, rounds=1000, stages=STAGES, min_replicas=1, max_replicas=3, quorum_numerator=2,
     quorum_denominator=3, min_round_time=1, round_timeout=2, eviction_time=2, max_inner_steps=10, start_time=0,
-    tokens_per_step=64,
+    tokens_per_step=64, horizon=8, invited=False, bond=0, outer=bytes(32),
 )  # fmt: skip
 DOMAIN = Domain(31337, LEDGER)
 DEEDS = ("join", "join", *["seal"] * 8, "leave", "move", "deal", "ask", "answer", "evict", "convict")
@@ -54,7 +54,7 @@ class Chance:
 
     def __init__(self, dice: random.Random, told: Sequence[Event] = ()) -> None:
         self.dice, self.view, self.told = dice, RunView(RUN, DOMAIN), []
-        for event in told or (RunCreated(RUN, ACCOUNTS[0], CONFIG, "chance", GENESIS, at(0)),):
+        for event in told or (RunCreated(RUN, ACCOUNTS[0], CONFIG, "chance", GENESIS, ACCOUNTS[:1], at(0)),):
             self.told.append(event)
             self.view.apply(event)
 
@@ -87,7 +87,7 @@ class Chance:
                 stage, other = (view.deal_of(replica) if view.may_deal(replica) else ())[0]
                 return Dealt(RUN, stage, replica, other, now)
             case "ask":
-                return Accused(RUN, who, dice.choice(ACCOUNTS), view.is_forfeit(who, now.time), now)
+                return Accused(RUN, who, dice.choice(ACCOUNTS), view.is_forfeit(who), now)
             case "answer":
                 return Answered(RUN, who, now)
             case "convict":  # one of a few, or nobody would be left
@@ -101,14 +101,14 @@ class Chance:
         makers = dice.sample(members, dice.randint(0, len(members)))
         slots = {account: view.accounts[account].replica for account in makers}
         records = [
-            Record(replica, dice.randbytes(32), dice.randbytes(32), dice.randrange(10**7), 5, 1, 32768)
+            Record(replica, dice.randbytes(32), dice.randrange(10**7), 5, 1, 32768)
             for replica in sorted(slots.values())
         ]
         plan = Plan(4, 0, dice.randint(1, 9))
         hashes = [dice.randbytes(32) for _ in range(4)]
         outcome = Outcome(*hashes, 9, plan) if records else Outcome.empty(9, plan)
         digest = Seal(RUN, stage, view.next_round(stage), view.head(stage), outcome, tuple(records)).digest(DOMAIN)
-        signed = entries({a: (replica, sign(digest, KEYS[a])) for a, replica in slots.items()}, {})
+        signed = entries({a: (replica, sign(digest, KEYS[a])) for a, replica in slots.items()}, {}, bytes(65))
         return Sealed(RUN, stage, view.next_round(stage), digest, outcome, tuple(records), signed, now)
 
 
@@ -124,6 +124,7 @@ def all_of(view: RunView):
         {key: sealed[key] for key in sealed},
         [[sealed.hashes_after(s, r) for r in range(sealed.rounds(s))] for s in stages],
         [[sealed.planned_steps(s, r) for r in range(sealed.rounds(s) + 1)] for s in stages],
+        [[sealed.paid(s, epoch) for epoch in range(sealed.rounds(s) // 16 + 1)] for s in stages],
     )
 
 
@@ -231,7 +232,7 @@ def test_a_snapshot_that_cannot_be_read_is_done_without(fake_chain, rpc, open_in
 
 def test_a_history_with_a_hole_is_read_anew(fake_chain, rpc, open_index):
     """A chain node that once left out a block's logs."""
-    created = RunCreated(RUN, ACCOUNTS[0], CONFIG, "hole", GENESIS, at(0))
+    created = RunCreated(RUN, ACCOUNTS[0], CONFIG, "hole", GENESIS, ACCOUNTS[:1], at(0))
     for event in (created, Joined(RUN, ACCOUNTS[0], 0, 0, at(2)), Left(RUN, ACCOUNTS[0], 0, 0, at(3))):
         fake_chain.mine(encoded(event))
     whole = fake_chain.logs[2]

@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,7 +19,7 @@ from dlx.ledger.bindings import Interface
 from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
 from dlx.ledger.index.log_reader import _by_ranges
 from dlx.ledger.rpc.rpc_client import RpcClient
-from tests.ledger.conftest import ROOT
+from tests.ledger.conftest import NEVER_AGAIN, ROOT
 from tests.patience import PATIENCE, until
 
 RUN = bytes(32)
@@ -31,7 +32,7 @@ def word(number: int) -> str:
 @pytest.fixture
 def asked(fake_chain):
     """Asks a view of the ledger; the chain node gives the answer of the test's choice."""
-    interface = Interface("TrainingLedger", RpcClient(fake_chain.url, patience=3.0))
+    interface = Interface("TrainingLedger", RpcClient(fake_chain.url, patience=PATIENCE))
 
     def ask(answer, function="nextRound", args=(RUN, 0), **by):
         fake_chain.eth_call = lambda *params: fake_chain.calls.append(params) or answer
@@ -43,7 +44,7 @@ def asked(fake_chain):
 
 def test_a_call_is_one_request_with_what_was_given(fake_chain, asked):
     assert asked("0x" + word(7)) == (7,)
-    assert asked("0x" + word(1) + word(2), "quorumOf") == (1, 2)
+    assert asked("0x" + "".join(map(word, range(1, 5))), "weightsOf") == (1, 2, 3, 4)
     assert asked("0x", "leaveRun", (RUN,), **{"from": LEDGER, "gas": 100_000, "block": 5}) == ()
     (call, block) = fake_chain.calls[0]
     data = "0x" + Interface("TrainingLedger").call_data("leaveRun", RUN).hex()
@@ -92,21 +93,23 @@ def test_reverts_are_named_wherever_their_data_is(fake_chain, asked, data, name,
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b'{"id": 1}', b'{"error": null}', b"\xff", b"[" * 100_000])
-def test_an_answer_that_is_no_json_rpc_is_asked_for_again(fake_chain, body):
+def test_an_answer_that_is_no_json_rpc_is_asked_for_again(fake_chain, monkeypatch, body):
     fake_chain.faults.append(lambda *asked: body)
     assert RpcClient(fake_chain.url).number("eth_chainId") == 31337
-    fake_chain.faults += [lambda *asked: body] * 9
+    fake_chain.faults.append(lambda *asked: body)
+    monkeypatch.setattr("dlx.ledger.rpc.failover._RETRY", NEVER_AGAIN)
     with pytest.raises(LedgerUnavailable, match=r"no answer from the chain node at 127\.0\.0\.1"):
-        RpcClient(fake_chain.url, patience=0.3).number("eth_chainId")
+        RpcClient(fake_chain.url).number("eth_chainId")
 
 
-def test_a_redirect_is_said_without_its_key(embedded):
+def test_a_redirect_is_said_without_its_key(embedded, monkeypatch):
+    monkeypatch.setattr("dlx.ledger.rpc.failover._RETRY", NEVER_AGAIN)
     with FaultProxy(embedded.url) as proxy:
         proxy.fault("moved")
         with pytest.raises(
             LedgerUnavailable, match=r"it redirects to https://rpc\.example\.org, .* --rpc-url"
         ) as caught:
-            RpcClient(proxy.url, patience=0.3).number("eth_chainId")
+            RpcClient(proxy.url).number("eth_chainId")
         assert "key" not in str(caught.value)
         assert RpcClient([proxy.url, embedded.url], chain_id=31337).number("eth_chainId") == 31337
 
@@ -116,7 +119,7 @@ def test_what_a_gateway_finds_too_large_is_asked_for_in_parts(embedded):
     (member,) = embedded.members([1])
     head = member.head().block
     with FaultProxy(embedded.url) as proxy:
-        rpc, refused = RpcClient(proxy.url, patience=5), []
+        rpc, refused = RpcClient(proxy.url, patience=PATIENCE), []
 
         def meet(body):
             """Pages of over 5 blocks and batches are too much."""
@@ -188,10 +191,11 @@ def test_threads_share_a_client(fake_chain, asked):
 def test_a_rate_limit_is_waited_out(fake_chain, monkeypatch, refusal):
     monkeypatch.setattr("dlx.ledger.rpc.endpoint._RATE_LIMITED", Backoff(0.01, 0.01))
     fake_chain.faults += [lambda *asked: {"error": refusal}] * 3
-    assert RpcClient(fake_chain.url, patience=5).number("eth_chainId") == 31337
-    fake_chain.faults += [lambda *asked: {"error": refusal}] * 99
+    assert RpcClient(fake_chain.url).number("eth_chainId") == 31337
+    monkeypatch.setattr("dlx.ledger.rpc.endpoint._RATE_LIMITED", NEVER_AGAIN)
+    fake_chain.faults.append(lambda *asked: {"error": refusal})
     with pytest.raises(LedgerUnavailable, match="limits the rate of requests: "):
-        RpcClient(fake_chain.url, patience=0.05).number("eth_chainId")
+        RpcClient(fake_chain.url).number("eth_chainId")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +217,7 @@ def test_a_refusal_that_is_no_rate_limit_comes_at_once(fake_chain, refusal):
 def test_a_code_that_means_wait_is_waited_out_whatever_it_says(fake_chain, monkeypatch, code):
     monkeypatch.setattr("dlx.ledger.rpc.endpoint._RATE_LIMITED", Backoff(0.01, 0.01))
     fake_chain.faults += [lambda *asked: {"error": {"code": code, "message": "no"}}] * 3
-    assert RpcClient(fake_chain.url, patience=5).number("eth_chainId") == 31337
+    assert RpcClient(fake_chain.url).number("eth_chainId") == 31337
 
 
 @pytest.mark.parametrize(
@@ -221,7 +225,7 @@ def test_a_code_that_means_wait_is_waited_out_whatever_it_says(fake_chain, monke
 )
 def test_the_time_that_a_chain_node_names_is_waited_for_by_all_threads(fake_chain, data):
     fake_chain.faults.append(lambda *asked: {"error": {"code": -32005, "message": "rate", "data": data}})
-    rpc, begin = RpcClient(fake_chain.url, patience=5), time.monotonic()
+    rpc, begin = RpcClient(fake_chain.url), time.monotonic()
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(rpc.number, "eth_chainId")
         while not fake_chain.requests:
@@ -234,15 +238,17 @@ def test_the_time_that_a_chain_node_names_is_waited_for_by_all_threads(fake_chai
 
 def test_retry_after_is_honoured_and_a_later_call_does_not_ask_before(embedded):
     with FaultProxy(embedded.url) as proxy:
-        rpc = RpcClient(proxy.url, patience=0.1)
+        rpc = RpcClient(proxy.url)
         proxy.fault("429")
-        proxy.retry_after = 4
+        proxy.retry_after = 99
         for _ in range(3):
-            with pytest.raises(LedgerUnavailable, match=r"limits the rate of requests, and wants a pause of [34] s"):
+            with pytest.raises(LedgerUnavailable, match=r"limits the rate of requests, and wants a pause of \d\d s"):
                 rpc.number("eth_chainId")
-        assert len(proxy.seen) == 1  # it said: in four seconds
+        assert len(proxy.seen) == 1  # it said: in 99 seconds
         proxy.fault("none")
-        assert rpc.with_patience(30).number("eth_chainId") == 31337
+        (chain_node,) = rpc._chain_nodes._endpoints
+        chain_node.closed_until = soon = time.monotonic() + 1
+        assert rpc.number("eth_chainId") == 31337 and time.monotonic() >= soon
 
 
 @pytest.mark.parametrize("kind", ["hang", "drip", "bomb"])
@@ -260,16 +266,18 @@ def test_an_answer_that_was_too_slow_is_asked_for_in_parts(embedded):
     with FaultProxy(embedded.url) as proxy:
         proxy.fault("drip", methods=["eth_getLogs"])
         with pytest.raises(AnswerTooLarge):
-            RpcClient(proxy.url, timeout=0.6, patience=0.6).call(
+            RpcClient(proxy.url, timeout=4.0, patience=4.0).call(
                 "eth_getLogs", {"fromBlock": "0x0", "toBlock": "latest"}
             )
 
 
 @pytest.mark.parametrize("kind", ["hang", "drip", "429", "limited", "html", "lost", "wrong_chain"])
-def test_another_url_answers_where_the_first_does_not(embedded, kind):
+def test_another_url_answers_where_the_first_does_not(embedded, monkeypatch, kind):
+    for rest in ("REST", "_RATE_LIMITED"):
+        monkeypatch.setattr(f"dlx.ledger.rpc.endpoint.{rest}", NEVER_AGAIN)
     with FaultProxy(embedded.url) as first, FaultProxy(embedded.url) as second:
         first.fault(kind)
-        rpc = RpcClient([first.url, second.url], timeout=1.5, patience=30, chain_id=31337)
+        rpc = RpcClient([first.url, second.url], timeout=4.0, patience=PATIENCE, chain_id=31337)
         assert rpc.head().number > 0 and rpc.head().number > 0
         assert len(first.seen) == 1  # then it rests
         assert second.seen == ["eth_chainId", "eth_getBlockByNumber", "eth_getBlockByNumber"]
@@ -301,11 +309,11 @@ def test_a_url_on_another_chain_is_never_used_and_named_once(embedded, caplog):
 
 def test_a_chain_that_takes_the_place_of_ours_is_noticed(embedded):
     with FaultProxy(embedded.url) as proxy:
-        rpc = RpcClient(proxy.url, chain_id=31337, patience=0.2)
+        rpc = RpcClient(proxy.url, chain_id=31337)
         rpc.head()
         proxy.fault("html")
         with pytest.raises(LedgerUnavailable):
-            rpc.head()
+            rpc.with_patience(0.2).head()
         proxy.fault("wrong_chain")
         with pytest.raises(WrongLedger):
             rpc.head()
@@ -337,7 +345,7 @@ def test_the_range_of_logs_that_a_url_accepts_is_remembered(fake_chain):
     asked = []
     for _ in range(2):
         fake_chain.requests.clear()
-        assert list(_by_ranges(rpc.with_patience(5), [LEDGER], 1, end))[-1][0] == end
+        assert list(_by_ranges(rpc, [LEDGER], 1, end))[-1][0] == end
         asked.append(fake_chain.requests.count("eth_getLogs"))
     assert asked == [2 + 3, 3]
 
@@ -354,3 +362,34 @@ def test_the_proxy_of_faults_is_a_process_too(embedded):
                 RpcClient(url, chain_id=31337).head()
         finally:
             process.terminate()
+
+
+def test_how_late_answers_come_is_known_also_while_one_is_waited_for(fake_chain):
+    rpc, asked, answered = RpcClient(fake_chain.url), threading.Event(), threading.Event()
+    rpc.chain_id()
+    assert rpc.late < PATIENCE
+
+    def hangs(*params):
+        asked.set()
+        answered.wait(PATIENCE)
+        return "0x1"
+
+    fake_chain.eth_chainId = hangs
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(rpc.chain_id)
+        assert asked.wait(PATIENCE)
+        before = rpc.late
+        until("it is later", lambda: rpc.late > before + 0.2)
+        answered.set()
+        assert answer.result() == 1
+    assert rpc.late >= before + 0.2, "as the last answer was"
+
+
+def test_what_a_chain_node_is_asked_to_wait_is_not_late(fake_chain):
+    nodes = RpcClient(fake_chain.url)._chain_nodes
+    with nodes.timed(PATIENCE):
+        assert nodes.late == 0.0
+    with nodes.timed():
+        time.sleep(0.1)
+        assert nodes.late >= 0.1
+    assert nodes.late >= 0.1

@@ -26,6 +26,7 @@ class Node:
 
     def __init__(self, chain: FakeChain) -> None:
         self.chain, self.says, self.subscribes, self.opened = chain, None, True, 0
+        self.is_silent = False  # though the line stays open
         self.lines: list[ServerConnection] = []
         self._lock = threading.Lock()
         self._server = serve(self._talk, "127.0.0.1", 0)
@@ -58,7 +59,8 @@ class Node:
                 with self._lock:
                     answers = [self._answer(member) for member in members]
                 answer = json.dumps(answers if isinstance(asked, list) else answers[0])
-                line.send(answer if self.says is None else self.says)
+                if not self.is_silent:
+                    line.send(answer if self.says is None else self.says)
         except ConnectionClosed:
             pass
         finally:
@@ -138,6 +140,21 @@ def test_a_subscription_that_ends_without_a_word_is_noticed(
     head = rpc.newer(rpc.head(), 0.1)
     fake_chain.mine()  # and nobody tells
     assert any(rpc.newer(head, 0.1).number == 1 for _ in range(20))
+
+
+def test_a_line_that_is_open_and_silent_is_given_up_and_opened_again(
+    fake_chain: FakeChain, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlx.ledger.rpc.websocket._SILENCE", 0.05)
+    rpc = RpcClient(node.url, timeout=3.0, patience=3.0)
+    head = rpc.newer(rpc.head(), 0.1)
+    node.is_silent = True
+    with pytest.raises(LedgerUnavailable, match="no answer in time"):
+        for _ in range(20):
+            rpc.newer(head, 0.1)
+    node.is_silent = False
+    fake_chain.mine()
+    assert rpc.with_patience(PATIENCE).newer(head, 0.1).number == 1 and node.opened >= 2
 
 
 def test_a_chain_node_without_subscriptions_is_looked_at(fake_chain: FakeChain, node: Node) -> None:

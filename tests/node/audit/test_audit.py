@@ -22,36 +22,44 @@ import pytest
 import requests
 
 from dlx import contracts
-from dlx.ground.blobs import write_blob
+from dlx.ground.blobs import BlobStore, Kind, write_blob
 from dlx.ground.constants import UNIT
 from dlx.ground.merkle import file_root
 from dlx.ledger.abi import static_fields
+from dlx.ledger.bindings import Interface
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.events import Convicted, RunCreated, Sealed, event_topic
+from dlx.ledger.parts import parts_of
 from dlx.ledger.typed import (
+    CONTRIBUTION_SIZE,
     FALSE,
     PRIVATE_DATA,
     STATE_RESET,
     Contribution,
     Outcome,
     RunConfig,
+    Signs,
     Verdict,
     conviction_entries,
 )
 from dlx.ledger.typed import Plan as LedgerPlan
+from dlx.ledger.view.weights import FULL
 from dlx.node.audit.manifest import audit_data
 from dlx.node.audit.report import Check, Report, Training
 from dlx.node.audit.request import AuditRequest
 from dlx.node.audit.run import audit_from
 from dlx.node.audit.sources.blobs import Blobs, Folder
+from dlx.node.daemon.data.retention import Retention
 from dlx.node.home.errors import Failure
-from dlx.node.runs.find import view_of
+from dlx.node.round.rules import stopping
+from dlx.node.round.rules.plans import Terms
+from dlx.node.runs.find import horizon_of, replayed
 from dlx.node.runs.history import history as summary
 from dlx.training.data.shards import DataManifest, Shard, canonical_bytes, parse_data_manifest
 from dlx.training.inner.states import unused
 from dlx.training.models import weights
 from dlx.training.models.stages import stage_shapes
-from dlx.training.recipe.recipe import Adaptive, BlobRef, Codec, Outer, Plan
+from dlx.training.recipe.recipe import Adaptive, BlobRef, Codec, Evaluation, Outer, Plan, Stop
 from tests.blob_folders import copied, flip
 from tests.history_builder import History, Mischief, Network
 
@@ -116,6 +124,9 @@ def test_an_honest_history_passes_every_check(
             "terms",
             "payload",
             "replay",
+            "trace",
+            "agreements",
+            "resets",
         ),
     }
     replayed = {(c.stage, c.round, c.hash) for c in made if c.check == "replay"}
@@ -208,13 +219,13 @@ def test_whatever_peers_give_nothing_fails(
 def test_a_run_registered_under_another_name_than_its_manifests_fails(
     honest_history: History, folder: Path, run_audit: Callable[..., Report]
 ) -> None:
-    kinds = [f"({','.join(_CONFIG)})", "string", "bytes32[]"]
+    kinds = [f"({','.join(_CONFIG)})", "string", "bytes32[]", "address[]"]
 
     def renamed(log: dict[str, Any]) -> dict[str, Any]:
         if bytes.fromhex(log["topics"][0][2:]) != event_topic(RunCreated):
             return log
-        config, _, genesis = eth_abi.decode(kinds, bytes.fromhex(log["data"][2:]))
-        return log | {"data": "0x" + eth_abi.encode(kinds, [config, "famous-model", genesis]).hex()}
+        config, _, *others = eth_abi.decode(kinds, bytes.fromhex(log["data"][2:]))
+        return log | {"data": "0x" + eth_abi.encode(kinds, [config, "famous-model", *others]).hex()}
 
     with _doctored(honest_history, renamed) as client:
         report = run_audit(honest_history, own=[folder], client=client)
@@ -352,9 +363,9 @@ def test_data_that_contradicts_its_manifest_fails(
     honest_history: History, tmp_path: Path, change: dict[str, Any], check: str, why: str
 ) -> None:
     ids = np.array([1, 2, 300, 4], np.uint16).tobytes()
-    shard = Shard(write_blob(tmp_path, [ids]).hex(), len(ids), 4)
+    shard = Shard(write_blob(tmp_path, [ids]).hex(), len(ids), 4, "cd" * 32)
     tokenizer = BlobRef(write_blob(tmp_path, [b"{}"]).hex(), 2)
-    made = DataManifest([shard], [], tokenizer, 400, 0, "uint16")
+    made = DataManifest(train=[shard], heldout=[], tokenizer=tokenizer, vocab_size=400, separator=0, dtype="uint16")
     content = canonical_bytes(msgspec.structs.replace(made, **change))
     named = BlobRef(write_blob(tmp_path, [content]).hex(), len(content) + (not change))
     honest = honest_history.manifest
@@ -391,6 +402,7 @@ def test_a_sealed_hash_that_the_payloads_do_not_give_fails(
     assert _failures(report) == {("replay", 1, 0, sealed)}
     (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
     assert honest["hash"].hex() in failure.detail and sealed in failure.detail
+    assert f"dlx-node prove 0x{collusion.run.hex()} --round 1 --stage 0" in failure.detail
     # What was built on the wrong version is judged from it.
     assert [c.verdict for c in made if c.check == "replay" and (c.stage, c.round) == (0, 2)] == ["PASS"]
 
@@ -428,7 +440,7 @@ def test_a_statement_that_says_another_payload_fails(
     assert set(replay.values()) == {"PASS"}, "what the payloads give is known all the same"
 
 
-def test_a_statement_that_is_gone_is_a_warning_and_the_replay_goes_on(
+def test_a_statement_that_is_gone_is_a_warning_and_its_round_is_not_replayed(
     honest_history: History, folder: Path, run_audit: Callable[..., Report], made: list[Check]
 ) -> None:
     digest = honest_history.statements[1, 1][0]
@@ -438,7 +450,12 @@ def test_a_statement_that_is_gone_is_a_warning_and_the_replay_goes_on(
     gone, later = [c for c in report.checks if c.verdict == "WARN"]
     assert (gone.check, gone.stage, gone.round, gone.hash) == ("base and plan", 1, 1, digest.hex())
     assert (later.check, later.round) == ("continuity", 2) and digest.hex() in later.detail
-    assert {c.verdict for c in made if c.check == "replay"} == {"PASS"}
+    skipped = {(c.check, c.stage, c.round) for c in report.checks if c.verdict == "SKIP"}
+    assert skipped == {(check, 1, 1) for check in ("repeated payload", "payload", "replay")}, (
+        "nobody can name the payload"
+    )
+    replay = {(c.stage, c.round): c.verdict for c in made if c.check == "replay"}
+    assert replay[1, 2] == "PASS", "from the stored version"
     assert any("stated of its contribution to round 1" in line for line in report.not_established)
 
 
@@ -460,7 +477,7 @@ def test_a_statement_that_its_plan_does_not_give_fails(
 
     history = history_network.run(f"states-{min(changes)}", Mischief(statement=lie))
     report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
-    failures = [c for c in report.checks if c.verdict == "FAIL" and c.check != "continuity"]
+    failures = [c for c in report.checks if c.verdict == "FAIL" and c.check not in ("continuity", "agreements")]
     assert {(c.check, c.stage, c.round) for c in failures} == {("base and plan", 1, 0)}
     assert all(why in c.detail for c in failures)
 
@@ -482,7 +499,7 @@ def test_payloads_that_come_twice_are_named(
     history = history_network.run("copies", Mischief(statement=copy))
     report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     found = {(c.stage, c.round): c.detail for c in report.checks if c.check == "repeated payload"}
-    assert not report.failed and report.verdict.ledger == "WARN" and set(found) == {(0, 1), (1, 2)}
+    assert not report.failed and report.verdict.outer_steps == "WARN" and set(found) == {(0, 1), (1, 2)}
     accounts = {slot: account for account, slot in history.slots.items()}
     assert found[0, 1] == (
         f"two accounts, one payload: {accounts[1, 0]} was counted with that of {accounts[0, 0]} in round 1"
@@ -573,6 +590,38 @@ def test_a_state_that_was_lost_begins_with_nothing_and_says_so(
     assert _words(report) == "PASS", report.text()
 
 
+@pytest.mark.parametrize("withheld", [False, True])
+def test_a_contribution_that_was_left_out_is_looked_back_on_when_its_maker_is_long_gone(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report], withheld: bool
+) -> None:
+    """A newcomer's first one: the next two were counted, and both are judged by it."""
+    history = history_network.run(f"left-out-{withheld}", left_out=[(0, 0, 1)])
+    folder = copied(history, tmp_path / "blobs")
+    second = Contribution.decode((folder / history.statements[0, 1][1].hex()).read_bytes())
+    _evict(history, folder)
+    if withheld:  # from everybody, as no honest quorum allows
+        (folder / second.previous.hex()).unlink()
+    report = run_audit(history, own=[folder])
+    gone = [(c.verdict, c.check, c.stage, c.round) for c in report.checks if second.previous.hex() in c.detail]
+    assert gone == ([("WARN", "continuity", 0, 1), ("WARN", "continuity", 0, 2)] if withheld else [])
+    assert _words(report) == ("WARN" if withheld else "PASS"), report.text()
+
+
+def _evict(history: History, folder: Path) -> None:
+    """What all members of the run's stages come to keep together, without what they keep of their own."""
+    store, view = BlobStore(folder), history.view()
+    for name in store.hashes():
+        data = store.path(name).read_bytes()
+        if len(data) == CONTRIBUTION_SIZE and (one := Contribution.decode(data)).run == history.run:
+            for blob in (name, one.payload, one.trace):
+                store.note(blob, Kind.PAYLOAD)
+    for stage in range(view.config.stages):
+        terms = Terms.of(history.manifest)
+        Retention(store, history.manifest.retention, terms, history.run, stage).keep(view, view.next_round(stage), ())
+    store.evict(Kind.PAYLOAD)
+    store.close()
+
+
 def test_multipliers_that_the_norms_do_not_give_fail(
     history_network: Network, tmp_path: Path, run_audit: Callable[..., Report], made: list[Check]
 ) -> None:
@@ -634,7 +683,7 @@ def test_plans_that_move_one_rung_at_the_end_of_a_window_pass(
     assert _words(report) == "PASS", report.text()
     assert report.facts["state"] == "complete", "by its inner steps and by its rounds"
     with history.client().events() as index:
-        last = summary(index, view_of(index, history.run)).rounds[2]
+        last = summary(index, replayed(index, history.run)).rounds[2]
     assert last.inner_steps == 5 and [(stage.level, stage.rank) for stage in last.stages] == [(4, 4), (4, 2)]
 
 
@@ -672,6 +721,40 @@ def test_a_round_after_the_runs_last_inner_step_fails(
     assert {(c, t, s) for c, t, s, _ in _failures(report)} == {("terms", 2, 0), ("terms", 2, 1)}
 
 
+_STOPS: dict[str, Any] = {
+    "outer": Outer(delay=0),
+    "rounds": 6,
+    "evaluation": Evaluation(every=1, samples=1, replicas=2),
+    "stop": Stop(patience=2),
+}
+
+
+def test_an_end_that_the_held_out_losses_do_not_give_fails(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = history_network.run("stopped", _planned({(0, 2): (0, 0)}), **_STOPS)
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
+    (failure,) = [c for c in report.checks if c.verdict == "FAIL"]
+    assert (failure.check, failure.round, failure.stage) == ("terms", 2, 0)
+    assert "whose held-out losses do not say that it is over" in failure.detail
+    for found in (True, None):
+        monkeypatch.setattr(stopping, "is_over", lambda *_, found=found: found)
+        shutil.rmtree(tmp_path / "work")
+        report = run_audit(history, own=[tmp_path / "blobs"])
+        assert not _failures(report) and report.facts["state"] == "complete"
+        assert any("had to stop with round 2" in line for line in report.not_established) == (found is None)
+
+
+def test_a_round_after_a_run_was_stopped_fails(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    history = history_network.run("revived", _planned({(0, 1): (0, 0)}), **_STOPS)
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
+    failures = {(c.round, c.stage): c.detail for c in report.checks if c.verdict == "FAIL" and c.check == "terms"}
+    assert failures.keys() == {(1, 0), (2, 0), (2, 1)}
+    assert "after the run's end" in failures[2, 0] and "had ended before this round" in failures[2, 1]
+
+
 # A chain node that does not tell the truth.
 
 
@@ -683,16 +766,30 @@ def test_a_seal_signed_by_too_few_fails(
 
     with _doctored(honest_history, _sealed(1, 0, one_signature)) as client:
         report = run_audit(honest_history, own=[folder], client=client)
-    # The other one was also the only proof of who made its signer's record.
-    assert {(c, t, s) for c, t, s, _ in _failures(report)} == {("quorum", 1, 0), ("contributions", 1, 0)}
-    assert any("1 of the 2 votes needed" in c.detail for c in report.checks)
+    # The other one was also the only proof of who made its signer's record. (And such a seal may come too early.)
+    assert {(c, t, s) for c, t, s, _ in _failures(report)} >= {("quorum", 1, 0), ("contributions", 1, 0)}
+    one_round = FULL // horizon_of(honest_history.manifest.audit.share, 4)  # of work, by two
+    assert any(f"a weight of {one_round // 2} of the " in c.detail for c in report.checks)
+
+
+def test_a_seal_without_a_founders_signature_fails_while_work_has_earned_little(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report]
+) -> None:
+    def by_members(fields: list[Any]) -> None:
+        assert fields[3][-66] == Signs.FOUNDER.value
+        fields[3] = fields[3][:-66]
+
+    with _doctored(honest_history, _sealed(2, 1, by_members)) as client:
+        report = run_audit(honest_history, own=[folder], client=client)
+    failures = {(c, t, s) for c, t, s, _ in _failures(report)}
+    assert ("quorum", 2, 1) in failures and ("contributions", 2, 1) not in failures
 
 
 def test_a_contribution_with_an_altered_byte_fails(
     honest_history: History, folder: Path, run_audit: Callable[..., Report]
 ) -> None:
     def other_loss(fields: list[Any]) -> None:
-        place = 1 + 32 + 32 + 3  # the last byte of `loss`
+        place = 1 + 32 + 3  # the last byte of `loss`
         fields[2] = fields[2][:place] + bytes([fields[2][place] ^ 1]) + fields[2][place + 1 :]
 
     with _doctored(honest_history, _sealed(0, 1, other_loss)) as client:
@@ -725,13 +822,16 @@ def test_a_last_seal_that_the_contract_never_took_fails(
 
 
 def test_a_conviction_by_too_few_fails(honest_history: History, folder: Path, run_audit: Callable[..., Report]) -> None:
-    """One of two signed it: no contract would have taken it, but this chain node tells of it."""
+    """One member signed it, and no founder: no contract would have taken it, but this chain node tells of it."""
     history = honest_history
-    accused, judge = sorted(account for account, (_, stage) in history.slots.items() if stage == 1)
+    founder = next(iter(history.keys))
+    accused, judge = sorted(
+        (account for account, (_, stage) in history.slots.items() if stage == 1), key=lambda one: one != founder
+    )
     statement = history.statements[1, 0][history.slots[accused][0]]
     verdict = Verdict(history.run, 1, 0, accused, statement, FALSE, b"\5" * 32)
     signed = verdict.sign(history.client().domain, history.keys[judge])
-    told = [1, 0, statement, conviction_entries([signed])]
+    told = [1, 0, statement, conviction_entries([signed], history.client().domain)]
     data = "0x" + eth_abi.encode(["uint16", "uint32", "bytes32", "bytes"], told).hex()
     topics = [event_topic(Convicted).hex(), history.run.hex(), accused[2:].lower().rjust(64, "0")]
 
@@ -749,7 +849,8 @@ def test_a_conviction_by_too_few_fails(honest_history: History, folder: Path, ru
     with _proxy(history.rpc_url, change) as url:
         report = run_audit(history, own=[folder], client=LedgerClient(url, history.ledger))
     assert ("conviction", 0, 1, statement.hex()) in _failures(report)
-    assert any("verdicts: 1 of the 2 needed" in check.detail for check in report.checks)
+    weight = FULL // horizon_of(history.manifest.audit.share, 4) // 2
+    assert any(f"verdicts: {weight} of the weight of " in check.detail for check in report.checks)
 
 
 @pytest.mark.parametrize("round", [1, 2])
@@ -776,20 +877,39 @@ def test_events_out_of_order_fail(honest_history: History, folder: Path, run_aud
     assert {"events", "chain node"} & {check for check, *_ in _failures(report)}
 
 
-def test_foreign_bytecode_fails(
-    honest_history: History, folder: Path, run_audit: Callable[..., Report], made: list[Check]
+def test_another_contract_at_the_ledgers_address_fails(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report]
 ) -> None:
     registry = LedgerClient(honest_history.rpc_url, honest_history.registry)
     report = run_audit(honest_history, own=[folder], client=registry)
     assert [(c.check, c.verdict) for c in report.checks] == [("bytecode", "FAIL")]
 
+
+@pytest.mark.parametrize(
+    "name", ["TrainingLedger", "Membership", "NodeRegistry", "Invitations", "Bonds", "OuterProofs"]
+)
+def test_foreign_bytecode_fails(
+    honest_history: History, folder: Path, run_audit: Callable[..., Report], made: list[Check], name: str
+) -> None:
+    """Of any contract that has a say in the run: the library runs as the ledger's own code."""
+    client = honest_history.client()
+
+    def read(name: str, address: str, view: str) -> tuple[Any, ...]:
+        return Interface(name, client.rpc).call(address, view)
+
+    parts = {part.name: part.address for part in parts_of(client.ledger, client.code, read)}
+    address = parts[name]
+
     def other_code(method: str, params: list[Any], result: Any) -> Any:
-        return result[:-2] + "00" if method == "eth_getCode" and params[0] == honest_history.registry else result
+        ours = method == "eth_getCode" and params[0].lower() == address.lower()
+        return result[:-2] + "00" if ours else result
 
     with _proxy(honest_history.rpc_url, other_code) as url:
-        shutil.rmtree(folder.parent / "work")
         report = run_audit(honest_history, own=[folder], client=LedgerClient(url, honest_history.ledger))
-    assert [(c.check, c.verdict) for c in made[1:]] == [("bytecode", "PASS"), ("bytecode", "FAIL")]
+    assert [c.verdict for c in made if c.check == "bytecode"][-1] == "FAIL"
+    (failure,) = report.checks
+    assert f"at {address}, not this version's {name}" in failure.detail
+    assert report.exit_code == 1 and {c.check for c in made} == {"bytecode"}, "nothing else was asked"
 
 
 def test_an_unknown_run_is_no_finding_but_a_mistake(honest_history: History, tmp_path: Path) -> None:
@@ -802,7 +922,7 @@ def test_the_text_names_every_line_that_is_not_pass() -> None:
     report.add(1, "seal", "PASS", round=0, stage=0)
     report.add(2, "payload", "WARN", "gone", round=3, stage=1, hash=b"\xab" * 32)
     text = report.text()
-    assert f"WARN payload round 3 stage 1 {'ab' * 32}: gone" in text
+    assert f"WARN level 2 payload round 3 stage 1 {'ab' * 32}: gone" in text
     assert text.endswith("verdict: ledger PASS, outer steps WARN, training: not checked")
     assert report.counts() == {"PASS": 1, "FAIL": 0, "WARN": 1, "SKIP": 0}
 
@@ -814,15 +934,15 @@ def test_the_verdict_says_what_was_replayed_of_the_training() -> None:
     assert report.verdict.training == "nothing replayed", (
         "which is more than not to have looked, and less than a number"
     )
-    report.training = Training(total=640, segments=5120, chosen=0)
-    assert report.verdict.training == "0 of 640 replica-rounds, 0 of 5120 segments replayed, none drawn"
+    report.training = Training(replica_rounds=640, segments=5120, chosen=0)
+    assert report.verdict.training == "0 of 5120 segments replayed, none drawn"
     report.training = replace(report.training, drawn=40)
-    assert report.verdict.training == "0 of 640 replica-rounds, 0 of 5120 segments replayed, none chosen"
-    report.training = replace(report.training, chosen=38, replayed=38, replayed_segments=38, honest=38)
-    assert report.verdict.training == "38 of 640 replica-rounds, 38 of 5120 segments replayed, all honest"
-    report.training = replace(report.training, honest=35, false=1, disputed=2, withheld=1, unknown=1)
+    assert report.verdict.training == "0 of 5120 segments replayed, none chosen"
+    report.training = replace(report.training, chosen=38, replayed=38, honest=38)
+    assert report.verdict.training == "38 of 5120 segments replayed, all honest; 5082 segments not looked at"
+    report.training = replace(report.training, honest=37, false=1, withheld=1, unknown=1)
     assert report.verdict.training == (
-        "38 of 640 replica-rounds, 38 of 5120 segments replayed, 35 honest, 1 false, 2 disputed, 1 withheld, 1 unknown"
+        "38 of 5120 segments replayed, 37 honest, 1 false, 1 withheld, 1 unknown; 5082 segments not looked at"
     )
 
 
@@ -832,7 +952,7 @@ def test_the_verdict_says_what_was_replayed_of_the_training() -> None:
         (["PASS"], 0),
         (["PASS", "FAIL"], 1),
         (["PASS", "WARN", "SKIP", "FAIL"], 1),
-        (["PASS", "WARN"], 4),  # gone everywhere, withheld, disputed, copied, not compared
+        (["PASS", "WARN"], 4),  # gone everywhere, withheld, copied, not compared
         (["PASS", "SKIP"], 4),  # nothing drawn, private, no canonical arithmetic
         ([], 4),
     ],

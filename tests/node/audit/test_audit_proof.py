@@ -26,6 +26,7 @@ from dlx.node.audit.run import audit_from
 from tests.ledger.conftest import World
 from tests.ledger.fault_proxy import FaultProxy
 from tests.ledger.ledger_run import Run, config
+from tests.patience import PATIENCE
 
 ROUNDS = 2
 SETTINGS = config(manifest=bytes(range(32)), rounds=ROUNDS)
@@ -320,7 +321,11 @@ def _facts(report: Report) -> dict[str, Any]:
 )
 def test_no_lie_passes(chain: Chain, look: Callable[..., Report], lie: Callable[[Chain], Lie]) -> None:
     with lying(chain, lie(chain)) as client:
-        report = look(client, chain.run, chain.head)
+        try:
+            report = look(client, chain.run, chain.head)
+        except LedgerUnavailable as error:
+            assert lie in ASKED_AGAIN and client.rpc.name in str(error), "while the block is one of the newest"
+            return
     if lie in ASKED_AGAIN and not _failures(report):
         assert report.text().startswith("proven to block"), report.text()
         assert _facts(report) == _facts(look(chain.client(), chain.run, chain.head))
@@ -372,11 +377,12 @@ def test_an_old_head_is_not_taken_for_the_pinned_one(chain: Chain, look: Callabl
         newer = method == "eth_getBlockByNumber" and params[0] != "latest" and int(params[0], 16) > chain.seals[0]
         return None if newer else result
 
-    with (
-        lying(chain, old) as client,
-        pytest.raises(LedgerUnavailable, match=f"no block {chain.head.number}: it is behind"),
-    ):
-        look(client, chain.run, chain.head)
+    with lying(chain, old) as client:
+        said = (
+            f"the chain node at {client.rpc.name} has no block {chain.head.number}: it is behind the head {chain.head},"
+        )
+        with pytest.raises(LedgerUnavailable, match=re.escape(said)):
+            look(client, chain.run, chain.head)
 
 
 def test_a_head_from_before_the_run_is_named(chain: Chain, look: Callable[..., Report]) -> None:
@@ -415,7 +421,7 @@ def test_receipts_are_had_one_by_one_where_the_chain_node_gives_no_blocks_of_the
 def test_code_that_the_chain_node_cannot_prove_is_a_warning(chain: Chain, look: Callable[..., Report]) -> None:
     with lying(chain, lambda method, params, result: None if method == "eth_getProof" else result) as client:
         report = look(client, chain.run, chain.head)
-    assert [c.verdict for c in report.checks if c.check == "bytecode" and "no proof" in c.detail] == ["WARN"] * 2
+    assert [c.verdict for c in report.checks if c.check == "bytecode" and "no proof" in c.detail] == ["WARN"] * 6
 
 
 # Several chain nodes.
@@ -522,12 +528,13 @@ def test_an_answer_that_drips_ends_in_one_line(chain: Chain, look: Callable[...,
             client = chain.client(proxy.url)
             client.connect()
             client.contracts()
-            client.rpc._timeout, client.rpc._patience = 0.3, 0.6
+            client.rpc._patience = 0.6
             proxy.fault("drip", methods=methods)
             began = time.monotonic()
-            with pytest.raises(LedgerUnavailable, match="not whole in time"):
+            said = rf"at {re.escape(client.rpc.name)}: (no answer|the answer was not whole) in time"
+            with pytest.raises(LedgerUnavailable, match=said):
                 look(client, chain.run, chain.head)
-            assert time.monotonic() < began + 30
+            assert time.monotonic() < began + PATIENCE
 
 
 @pytest.mark.slow

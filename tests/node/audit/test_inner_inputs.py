@@ -1,18 +1,23 @@
-"""What a check of a drawn contribution takes from its account's earlier statements."""
+"""What a check of a drawn segment takes from its account's earlier statements."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dlx.ground.constants import NO_HASH
-from dlx.ledger.typed import Contribution
+from dlx.ground.blobs import write_blob
+from dlx.ground.constants import NO_HASH, UNIT
+from dlx.ledger.typed import Agreement, Contribution, account_of, sign
 from dlx.ledger.typed import Plan as LedgerPlan
-from dlx.node.audit.inner_inputs import InnerInputs, MissingInputs
+from dlx.node.audit.inner_inputs import FalseStatement, InnerInputs, MissingInputs
+from dlx.node.round.challenges.draw import Drawn
 from dlx.node.round.rules.plans import Terms
 from dlx.training.recipe.recipe import Adaptive, Plan
-from tests.node.made_statements import contribution, digest
+from dlx.training.slot.segments import SegmentState
+from dlx.training.slot.trace import NO_SIGNATURE, Boundary, Step, Trace, agreement
+from tests.node.made_statements import DOMAIN, RUN, contribution, digest
 
 
 def plan_of(round: int) -> Plan:
@@ -74,3 +79,54 @@ def test_what_is_folded_back_may_be_two_contributions_ago(tmp_path: Path) -> Non
         second.payload: plan_of(3),
     }
     assert digest(30) == second.payload
+
+
+def test_a_trace_that_its_neighbour_did_not_sign_is_false_before_anything_is_replayed(tmp_path: Path) -> None:
+    """Two stages of replica 1; the first publishes another sum than it agreed on."""
+    keys = [bytes([0x11 + stage]) * 32 for stage in range(2)]
+    honest, other = [_signed(stage, 0.5, keys) for stage in range(2)], _signed(0, 0.25, [keys[0], keys[0]])
+
+    def work(traces: Sequence[Trace], stage: int, came: int = 9) -> None:
+        said = []
+        for at, trace in enumerate(traces):
+            made = contribution(stage=at)
+            name = write_blob(tmp_path, [trace.encode()])
+            said.append(replace(made, account=account_of(keys[at]), trace=name))
+            write_blob(tmp_path, [said[-1].encode()])
+        sealed = {
+            (at, 4): SimpleNamespace(
+                run=RUN, round=4, records=(one.record(UNIT),), accounts=(account_of(keys[at]),)
+            )
+            for at, one in enumerate(said)
+        }  # fmt: skip
+        sealed |= {(at, 3): SimpleNamespace(at=SimpleNamespace(time=came)) for at in range(2)}
+        view = SimpleNamespace(
+            run=RUN, domain=DOMAIN, sealed=sealed, config=SimpleNamespace(stages=2), started_at=1,
+            accounts=tuple(map(account_of, keys)), joined_at=lambda account: 5,
+        )  # fmt: skip
+        drawn = Drawn(4, 1, stage, 0, said[stage].account, said[stage].hash(), bytes(32), frozenset())
+        inputs = PlannedInputs(0.0)
+        inputs.manifest = SimpleNamespace(precision="float32", outer=SimpleNamespace(delay=0))  # type: ignore[assignment]
+        inputs.view = view  # type: ignore[assignment]
+        get = lambda name, limit: tmp_path / name.hex()  # noqa: E731
+        inputs._require_agreed(drawn, said[stage], traces[stage].encode(), get)
+
+    for stage in range(2):
+        work(honest, stage)
+    with pytest.raises(FalseStatement, match=r"stage 1 has not signed.*agreed with stage 1 on other tensors or norms"):
+        work([other, honest[1]], 0)
+    work([other, honest[1]], 1)
+    work([other, honest[1]], 0, came=4)  # its neighbour came later, so who left may have signed it
+
+
+def _signed(stage: int, norm: float, keys: Sequence[bytes]) -> Trace:
+    """The trace of one of two stages, of one segment and ten steps, signed by the other's key."""
+    state, first = SegmentState(digest(1), digest(2)), stage == 0
+    boundary = (
+        Boundary(NO_HASH, digest(5), digest(4), NO_HASH) if first else Boundary(digest(4), NO_HASH, NO_HASH, digest(5))
+    )
+    step = Step(0.0, norm, 2.0, 3.0) if first else Step(norm, 4.0, 2.0, 3.0)
+    recorded = agreement([boundary], [step] * 10, behind=stage == 1)
+    signature = sign(Agreement(RUN, 4, 1, 0, recorded).digest(DOMAIN), keys[1 - stage])
+    agreed = (NO_SIGNATURE, signature) if first else (signature, NO_SIGNATURE)
+    return Trace((state, state), (boundary,), (step,) * 10, agreed)

@@ -1,10 +1,15 @@
 """The verdicts that a node keeps: the first of each checker, what is not honest for ever, whatever the disk does."""
 
+import resource
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 
+import pytest
 from eth_utils import to_canonical_address
 
 from dlx.ledger.typed import Domain, account_of
+from dlx.node.audit import verdict_store
 from dlx.node.audit.verdict_store import VerdictStore, read_verdicts
 from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict, VerdictReport
 
@@ -28,12 +33,14 @@ def test_the_first_verdict_of_a_checker_on_a_contribution_stays(tmp_path: Path) 
     store.close()
 
 
-def test_what_is_not_honest_outlives_the_window_and_a_restart(tmp_path: Path) -> None:
+def test_verdicts_outlive_a_restart_and_of_too_many_the_oldest_honest_ones_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verdict_store, "MAX_ROWS", 3)
     path = tmp_path / "verdicts.sqlite"
     store = VerdictStore(path, RUN, DOMAIN)
     for round, finding in ((1, Finding.HONEST), (2, Finding.FALSE), (3, Finding.WITHHELD), (9, Finding.HONEST)):
         store.add(verdict(round, finding))
-    store.forget(before=5)
     assert [one.report.round for one in store.since(0)] == [2, 3, 9]
     assert [one.report.round for one in store.since(3)] == [3, 9]
     assert store.listed(0, 2) == [(one.data, one.signature) for one in store.since(0)[:2]]
@@ -50,9 +57,35 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_row_that_the_disk_changed_is_nobodys_verdict(tmp_path: Path) -> None:
-    import sqlite3
+def test_a_full_disk_costs_no_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.sqlite"
+    with closing(VerdictStore(path, RUN, DOMAIN)) as store:
+        store.add(verdict(1, Finding.FALSE))
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # no file grows beyond that
+    try:
+        with pytest.raises(OSError, match=r"verdicts\.sqlite: "):
+            VerdictStore(path, RUN, DOMAIN)
+        with suppress(OSError):
+            read_verdicts(path, RUN, DOMAIN)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert [one.finding for one in read_verdicts(path, RUN, DOMAIN)] == [Finding.FALSE]
 
+
+def test_who_reads_removes_nothing_and_takes_a_file_that_was_only_begun(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.sqlite"
+    path.touch()
+    assert read_verdicts(path, RUN, DOMAIN) == []
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(OSError, match="not a database"):
+        read_verdicts(path, RUN, DOMAIN)
+    assert path.exists()
+
+
+def test_a_row_that_the_disk_changed_is_nobodys_verdict(tmp_path: Path) -> None:
     path = tmp_path / "verdicts.sqlite"
     store = VerdictStore(path, RUN, DOMAIN)
     store.add(verdict(1, Finding.HONEST))

@@ -70,7 +70,7 @@ def test_the_held_out_loss_is_that_of_the_version_with_its_shards_alone(
 
 
 def test_a_person_reads_the_loss_and_what_it_is_of(honest_history: History, tmp_path: Path) -> None:
-    where = ["--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, "--run", honest_history.run.hex()]
+    where = ["--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, honest_history.run.hex()]
     where += ["--blobs", honest_history.blobs, "--datadir", tmp_path, "--device", "cpu"]
     said = dlx("evaluate", *where, "--samples", "2").stdout
     assert "version 3" in said and honest_history.versions[1, 3].hex() in said
@@ -99,3 +99,18 @@ def test_a_task_of_ones_own_needs_no_internet(honest_history: History, folder: P
     (own / "rows.jsonl").unlink()
     with pytest.raises(Failure, match="the tasks cannot be run"):
         _evaluate(honest_history, folder, tmp_path / "lost", tasks=Tasks(["pairs"], [own], None, 1))
+
+
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs the extra evaluate")
+def test_what_tasks_give_is_signed_and_others_see_it(honest_history: History, tmp_path: Path) -> None:
+    rows = [{"question": f"{n} and", "choices": [" a", " b"], "answer": n % 2} for n in range(2)]
+    own, home = _task(tmp_path / "tasks", "pairs", rows), tmp_path / "home"
+    dlx("init", "--datadir", home, "--insecure-devnet")
+    where = ["--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, honest_history.run.hex()]
+    where += ["--blobs", honest_history.blobs, "--datadir", home]
+    tasks = ["--tasks", "pairs", "--include-path", own, "--device", "cpu", "--publish", "--json"]
+    published = json.loads(dlx("evaluate", *where, *tasks).stdout)["published"]
+    assert published["standing"] == "no member" and published["tasks"]["pairs"]["samples"] == 2
+    assert (home / "blobs" / published["blob"]).is_file()
+    said = dlx("pull", *where, "--out", tmp_path / "model").stdout
+    assert f"scores {published['told']}" in said

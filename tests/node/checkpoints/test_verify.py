@@ -13,25 +13,29 @@ import msgspec
 import pytest
 import typer
 
+from dlx.ledger.abi import checksum
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.manifest import audit_lineage, is_here
 from dlx.node.audit.report import Report
 from dlx.node.audit.sources.blobs import Blobs, Folder
-from dlx.node.checkpoints.pull import follow, pull
+from dlx.node.checkpoints.pull import Beside, follow, pull
 from dlx.node.checkpoints.verify import verify
 from dlx.node.cli.runs.verify import _report
 from dlx.node.home import citation
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.diagnostics import Diagnosis
-from dlx.node.home.errors import UsageFailure
+from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.runs.create import _lineage
-from dlx.node.runs.listing import read_provenance, write_sums
+from dlx.node.runs.listing import read_provenance, read_sums, write_sums
+from dlx.training.data.vocabulary import Vocabulary
+from dlx.training.models.model_files import Form
 from dlx.training.recipe.draft import DraftModel
 from dlx.training.recipe.manifest import Lineage, canonical_bytes, parse
 from tests.history_builder import USAGE, History
 from tests.node.command import dlx
+from tests.training.models.test_gguf import bpe
 
 pytest_plugins = ["tests.history_builder"]
 
@@ -112,11 +116,14 @@ def test_a_changed_file_is_found_though_the_list_was_made_anew(
     assert verdicts[check] == "FAIL" and verdicts.get("files") != "FAIL"
 
 
-def test_files_that_are_longer_than_a_version_are_found_unread(
-    folder: Path, found: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("file", "size"), [("model.safetensors", 1 << 36), ("model.safetensors", 1000), ("x", 1 << 36)]
+)
+def test_files_of_another_size_than_a_version_has_are_found_unread(
+    folder: Path, found: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch, file: str, size: int
 ) -> None:
-    with (folder / "model.safetensors").open("ab") as file:
-        file.truncate(1 << 36)
+    with (folder / file).open("ab") as opened:
+        opened.truncate(size)
     monkeypatch.setattr("dlx.node.runs.listing.file_hash", lambda path: pytest.fail(f"{path} is read"))
     assert found(folder) == {"manifest": "PASS", "files": "FAIL"}
     (folder / "manifest.json").unlink()
@@ -284,6 +291,10 @@ def test_a_run_from_a_pulled_folder_says_which_version_it_starts_from(folder: Pa
     draft: Any = msgspec.defstruct("Drafted", [("model", DraftModel)])(DraftModel(source=str(folder)))
     lineage = _lineage(draft, said.append)
     assert lineage == Lineage(**{key: stated[key] for key in Lineage.__struct_fields__})
+    said.clear()
+    (folder / "provenance.json").write_text(json.dumps(stated | {"dtype": "float16"}))
+    assert _lineage(draft, said.append) is None and "bytes" in said[-1], "rounded, as it says"
+    (folder / "provenance.json").write_text(json.dumps(stated))
     (folder / "model.safetensors").write_bytes(b"other weights")
     assert _lineage(draft, said.append) is None and "warning" in said[-1]
     (folder / "provenance.json").unlink()
@@ -294,9 +305,9 @@ def test_the_audit_compares_the_first_weights_with_the_version_that_is_named(hon
     domain, view, manifest = honest_history.client().domain, honest_history.view(), honest_history.manifest
     lineage = Lineage(domain.chain_id, domain.ledger, "0x" + view.run.hex(), 3)
     assert is_here(lineage, domain) and not is_here(lineage, Domain(5, domain.ledger))
-    sizes = [blob.size for blob in manifest.genesis]
     right = [
-        type(manifest.genesis[0])(honest_history.versions[stage, 3].hex(), size) for stage, size in enumerate(sizes)
+        msgspec.structs.replace(first, sha256=honest_history.versions[stage, 3].hex())
+        for stage, first in enumerate(manifest.genesis)
     ]
     child = msgspec.structs.replace(manifest, lineage=lineage, genesis=right)
     assert parse(canonical_bytes(child)) == child
@@ -320,7 +331,7 @@ def test_the_audit_compares_the_first_weights_with_the_version_that_is_named(hon
 
 
 def test_a_citation_is_read_as_it_is_written() -> None:
-    cited = citation.Citation(10, "0x" + "Ab" * 20, "0x" + "cd" * 32, 100)
+    cited = citation.Citation(10, checksum(b"\xab" * 20), "0x" + "cd" * 32, 100)
     assert citation.parse(str(cited)) == cited
     assert citation.parse(str(cited._replace(version=None))).version is None
 
@@ -329,3 +340,69 @@ def test_a_citation_is_read_as_it_is_written() -> None:
 def test_what_is_no_citation_is_refused(text: str) -> None:
     with pytest.raises(UsageFailure, match="dlx:CHAIN/LEDGER/RUN@VERSION"):
         citation.parse(text)
+
+
+@pytest.mark.parametrize("form", [Form("bfloat16"), Form("float16", 20_000), Form("float32", 20_000)], ids=str)
+def test_a_folder_in_another_form_is_compared_with_the_sealed_weights(
+    form: Form, honest_history: History, found: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    client, view, out = honest_history.client(), honest_history.view(), tmp_path / "formed"
+    sources = [Folder(honest_history.blobs, own=False)]
+    told = pull(client.domain, view, 3, out, sources, lambda *what: None, lambda line: None, form=form)
+    assert told["dtype"] == form.dtype and f"llama, {form.dtype}" in (out / "README.md").read_text()
+    assert set(found(out).values()) == {"PASS"}
+    assert found(out, blobs=False)["weights"] == ("PASS" if form.dtype == "float32" else "WARN")
+    with pytest.raises(Failure, match=r"pull it without --dtype"):
+        read_sums(out, view, 3)
+    index = out / "model.safetensors.index.json"
+    for file in [path.name for path in out.glob("model*")]:
+        folder = Path(shutil.copytree(out, tmp_path / f"with other {file}"))
+        content = bytearray((folder / file).read_bytes())
+        content[-1] ^= 1
+        (folder / file).write_bytes(content)
+        write_sums(folder)
+        assert "FAIL" in found(folder).values(), file
+    if index.exists():
+        places = json.loads(index.read_text())
+        places["weight_map"]["model.norm.weight"] = "../x.safetensors"
+        index.write_text(json.dumps(places))
+        assert found(out)["files"] == "FAIL"
+
+
+def test_a_gguf_file_is_compared_with_the_sealed_weights(
+    honest_history: History,
+    found: Callable[..., dict[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pulled() -> None:
+        client, sources = honest_history.client(), [Folder(honest_history.blobs, own=False)]
+        view, form = honest_history.view(), Form("bfloat16", gguf=True)
+        pull(client.domain, view, 3, tmp_path / "gguf", sources, lambda *what: None, lambda line: None, form=form)
+
+    with pytest.raises(Failure, match=r"GGUF: tokenizer\.json cuts text in none of the ways"):
+        pulled()
+    within = Vocabulary.parse(bpe(rest={"post_processor": None}).content, 0, "test")  # the model has 256 rows
+    beside = Beside(within, USAGE, True)
+    for module in ("pull", "verify"):
+        monkeypatch.setattr(f"dlx.node.checkpoints.{module}.read_beside", lambda *what: beside)
+    pulled()
+    names = {"README.md", "SHA256SUMS", "manifest.json", "model.gguf", "provenance.json"}
+    assert {path.name for path in (tmp_path / "gguf").iterdir()} == names
+    assert "llama-cli -m model.gguf" in (tmp_path / "gguf" / "README.md").read_text()
+    assert set(found(tmp_path / "gguf").values()) == {"PASS"}
+    shutil.rmtree(tmp_path / "work True")
+    with (tmp_path / "gguf" / "model.gguf").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"!")
+    write_sums(tmp_path / "gguf")
+    assert found(tmp_path / "gguf")["weights"] == "FAIL"
+    assert found(tmp_path / "gguf", blobs=False)["weights"] == "WARN"
+
+
+def test_another_hash_of_the_model_is_found(folder: Path, found: Callable[..., dict[str, str]]) -> None:
+    stated = json.loads((folder / "provenance.json").read_text())
+    for change, check in (({"model": "0" * 64}, "weights"), ({"dtype": "float64"}, "files"), ({"dtype": []}, "files")):
+        (folder / "provenance.json").write_text(json.dumps(stated | change))
+        write_sums(folder)
+        assert found(folder)[check] == "FAIL"

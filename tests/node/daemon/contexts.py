@@ -1,16 +1,17 @@
 """A `RunContext` of what a test gives; whatever else is asked of it fails the test."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from dlx.ledger.sealer import Sealer
 from dlx.node.daemon.context import Chain, Network, Observers, Operator, Run, RunContext, Storage
 from dlx.node.home.keys.slashing_protection import SlashingProtection
 from dlx.training.models.placement import Placement
 from tests.node.round.simulation import RUN
 
-TRAFFIC = ("payload", "pipe", "blobs", "gossip", "signalling", "chain")
+TRAFFIC = ("payload", "pipe", "blobs", "relayed", "gossip", "signalling", "chain")
 
 
 class NotGiven:
@@ -35,6 +36,7 @@ def make_context(
     gossip: Any = NOT_GIVEN,
     peer_of: Callable[[str], str | None] = lambda account: None,
     reject: Callable[[str, str], None] = lambda reason, source: None,
+    said_before: Sequence[bytes] = (),
     client: Any = NOT_GIVEN,
     now: Callable[[], float] = lambda: 0.0,
     blobs: Any = NOT_GIVEN,
@@ -48,8 +50,8 @@ def make_context(
     return RunContext(
         Run(run, manifest, bytes(32), data, deals),
         signer or nobody,
-        Network(exchange, gossip, NOT_GIVEN, NOT_GIVEN, peer_of, reject),
-        Chain(client, now),
+        Network(exchange, gossip, NOT_GIVEN, NOT_GIVEN, peer_of, reject, said_before),
+        Chain(client, Sealer(client, ""), now),
         Storage(blobs, directory),
         Operator(Placement(), private_data, data_cache, lambda: False),
         Observers(metrics, lambda: dict.fromkeys(TRAFFIC, (0, 0)), lambda trained: None, on_sealed),

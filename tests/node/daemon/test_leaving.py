@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -13,7 +13,9 @@ from trio.testing import MockClock
 
 from dlx.ground.machine import stop_signals
 from dlx.ledger.errors import LedgerUnavailable
-from dlx.node.daemon.node import RETURN_SECONDS, Node
+from dlx.node.daemon.challenges.leaving import LOOK_SECONDS, RETURN_SECONDS, Leaving
+from dlx.node.daemon.node import Node
+from dlx.node.round.challenges.leaving import Owed
 from tests.patience import PATIENCE
 
 
@@ -23,7 +25,17 @@ class Parts:
     def __init__(self, seconds: float, error: Exception | None = None) -> None:
         self.asked, self.closed = 0, False
         self._seconds, self._error = seconds, error
-        self._assignment, self._membership, self._scope = self, self, trio.CancelScope()
+        self.owes = 0  # looks at it, until nothing is
+        self.slot: tuple[int, int] | None = (0, 0)
+        self.silence: str | None = None  # of the chain
+        itself = cast(Any, self)
+        self._assignment, self._scope = itself, trio.CancelScope()
+        self._leaving = Leaving(itself, itself, lambda: None)
+        self._leaving.open(itself, 120)
+
+    def owed(self, trained: int | None) -> Owed:
+        self.owes = max(0, self.owes - 1)
+        return Owed(rounds=(3,)) if self.owes else Owed()
 
     async def close(self) -> None:
         self.closed = True
@@ -54,6 +66,27 @@ def test_the_slot_is_given_back_by_who_leaves_for_good_alone() -> None:
     assert end(left, for_good=True) == 2 and left.asked == 1
 
 
+def test_the_slot_is_returned_when_what_was_drawn_is_checked_and_kept_where_nobody_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    noted = SimpleNamespace(warning=lambda line, **_: said.append(line), info=lambda line, **_: said.append(line))
+    monkeypatch.setattr("dlx.node.daemon.challenges.leaving.log", noted)
+    soon, never = Parts(2), Parts(2)
+    soon.owes, never.owes = 11, 10**9
+    assert end(soon, for_good=True) == 10 * LOOK_SECONDS + 2 and soon.asked == 1
+    assert said == ["serving our work before the slot is returned"], "said once"
+    assert end(never, for_good=True) == 960 and never.asked == 0
+    assert said[-1].startswith("the slot is kept")
+    assert end(never, for_good=False) == 0
+    lost = Parts(2)
+    lost.owes, lost.slot = 10**9, None
+    assert end(lost, for_good=True) == 2, "who was convicted meanwhile has nothing to wait for"
+    gone = Parts(2)
+    gone.owes, gone.silence = 10**9, "no answer"
+    assert end(gone, for_good=True) == pytest.approx(RETURN_SECONDS, abs=2 * LOOK_SECONDS) and gone.asked == 0
+
+
 @pytest.mark.parametrize(
     ("parts", "seconds", "said"),
     [
@@ -66,7 +99,9 @@ def test_a_return_that_the_chain_does_not_take_holds_nobody_up(
     parts: Parts, seconds: float, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warned: list[str] = []
-    monkeypatch.setattr("dlx.node.daemon.node.log", SimpleNamespace(warning=lambda line, **_: warned.append(line)))
+    monkeypatch.setattr(
+        "dlx.node.daemon.challenges.leaving.log", SimpleNamespace(warning=lambda line, **_: warned.append(line))
+    )
     assert end(parts, for_good=True) == seconds
     assert warned == [said]
 
@@ -76,7 +111,8 @@ class Signalled:
 
     def __init__(self) -> None:
         self._assignment, self._overview = SimpleNamespace(finished=False), SimpleNamespace(stopping=False)
-        self.asked, self.left = trio.Event(), trio.Event()
+        self._rest = SimpleNamespace(close=lambda: None)
+        self.asked, self.left, self._leaving = trio.Event(), trio.Event(), SimpleNamespace(seconds=960.0)
         self.for_good: bool | None = None
 
     async def _leave(self, for_good: bool) -> None:
@@ -88,7 +124,11 @@ class Signalled:
 @pytest.mark.parametrize(
     ("number", "for_good", "said"),
     [
-        (signal.SIGINT, True, "stopping: finishing the step, then returning the slot"),
+        (
+            signal.SIGINT,
+            True,
+            "stopping: finishing the step, then returning the slot",
+        ),
         (signal.SIGTERM, False, "stopping: finishing the step; a second signal exits at once"),
         (signal.SIGHUP, False, "the terminal closed: stopping: finishing the step; a second signal exits at once"),
     ],

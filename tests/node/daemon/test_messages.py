@@ -53,6 +53,8 @@ def test_a_signature_is_checked_once_however_often_the_statement_comes(monkeypat
 
 def test_a_statement_about_another_run_is_none_of_ours() -> None:
     assert read(wire.encode(wire.AttestationMessage(bytes(32), 0, 0, digest("seal"), bytes(65)))) is None
+    told_again = wire.encode(wire.ContributionMessage(SIGNED.encode()))
+    assert event_of(told_again, "peer", bytes(32), DOMAIN) is None, "one account may work in several runs"
 
 
 def test_a_signature_that_is_nobodys_and_bytes_that_are_no_statement_are_refused() -> None:

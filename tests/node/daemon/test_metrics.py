@@ -31,7 +31,7 @@ def test_refusals_are_counted_by_reason_in_metrics_and_status() -> None:
         "dlx_tokens_total",
         "dlx_contributions_counted_total",
         "dlx_seals_total",
-        "dlx_vote",
+        "dlx_weight",
         "dlx_outer_seconds_count",
         "dlx_round_seconds_count",
     ],

@@ -15,7 +15,7 @@ from dlx.node.daemon.challenges.evidence import Effort, Evidence
 from dlx.node.daemon.challenges.verifier import Verifier
 from dlx.node.daemon.observable import Observable
 from dlx.node.round.challenges.draw import drawn_of, seals_of
-from dlx.node.round.challenges.turns import SERVE_TIMEOUTS, SLOW_TIMEOUTS
+from dlx.node.round.challenges.turns import SERVE_TIMEOUTS, SLOW_TIMEOUTS, Case
 from tests.node.daemon.contexts import make_context
 from tests.node.round.simulation import Simulation, digest, make_rules
 
@@ -53,7 +53,7 @@ class Checker:
     def in_vain(self, after: float, blob: bytes = b"one", came: float = 0.0) -> bool:
         """Nobody gives it, so much later than the draw, though it `came` for so long: whether it is withheld now."""
         self.now = self.draw.since + after
-        return self.verifier._is_withheld(self.drawn, MissingInputs([blob], came))
+        return self.verifier._is_withheld(Case(self.drawn, self.draw.since), MissingInputs([blob], came))
 
 
 LONG = SERVE_TIMEOUTS * TIMEOUT

@@ -44,13 +44,13 @@ def observed(*rounds: tuple[int, int]) -> Observed:
     made = Observed(View(), started=STARTED)
     for round, (seconds, count) in enumerate(rounds):
         for stage in range(STAGES):
-            records = tuple(Record(r, bytes(32), bytes(32), 2_500_000, 1, 0, UNIT) for r in range(count))
+            records = tuple(Record(r, bytes(32), 2_500_000, 1, 0, UNIT) for r in range(count))
             at = EventPosition(round, bytes(32), 0, b"\xab" * 32, STARTED + seconds)
             outcome = Outcome(*(bytes(32),) * 4, 1, Plan(4, 0, 1))
             made.apply(Sealed(bytes(32), stage, round, b"\xcd" * 32, outcome, records, b"", at))
         assert list(made.complete(now=STARTED + seconds)) == [round]
     traffic = Traffic.of(
-        {"payload": (900_000, 1), "pipe": (21_000_000, 1), "blobs": (5, 5), "gossip": (7, 7)}
+        {"payload": (900_000, 1), "pipe": (21_000_000, 1), "blobs": (5, 5), "relayed": (0, 0), "gossip": (7, 7)}
         | dict.fromkeys(("signalling", "chain"), (3, 3))
     )
     status = replace(STATUS, peers=3, traffic=traffic, checks=None)
@@ -58,12 +58,9 @@ def observed(*rounds: tuple[int, int]) -> Observed:
     return made
 
 
-def test_a_round_has_the_ledgers_number_its_work_and_its_transaction() -> None:
+def test_a_round_has_the_ledgers_number_and_its_work() -> None:
     line = round_line(observed((10, 2), (20, 1)), 1)
-    assert line.plain == (
-        "round   1  loss 2.500      100 tokens/s  counted 1 of 2 replicas  peers 3  payload 1.8 MB  pipe 42.0 MB  "
-        "transaction 0xabababababab"
-    )
+    assert line.plain == "round   1  loss 2.500      100 tokens/s  counted 1 of 2 replicas"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -94,10 +91,11 @@ def test_the_last_word_is_the_share_of_work_counted_and_what_to_change() -> None
     assert demo.work_counted(seals) == (3, 4)
 
 
-def test_traffic_is_told_by_kind() -> None:
+def test_traffic_is_told_by_kind_and_what_was_not_sent_is_left_out() -> None:
     both = Traffic(**{kind: Bytes(sent=600_000, received=1) for kind in Traffic.__struct_fields__})
+    both = replace(both, pipe=Bytes(sent=0, received=0))
     said = command._sent({"traffic_per_node": [both, both]})
-    assert said == "payload 1.2 MB, pipe 1.2 MB, blobs 1.2 MB, gossip 1.2 MB, signalling 1.2 MB, chain 1.2 MB"
+    assert said == "payload 1.2 MB, blobs 1.2 MB, relayed 1.2 MB, gossip 1.2 MB, signalling 1.2 MB, chain 1.2 MB"
 
 
 def test_the_draft_names_no_place_of_this_machine() -> None:

@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dlx.node.home.settings import DEFAULTS, SETTINGS
+import pytest
+
+from dlx.node.home.errors import UsageFailure
+from dlx.node.home.settings import DEFAULTS, SETTINGS, Settings
+from dlx.node.home.values import wrong_mailbox_url
 
 ROOT = Path(__file__).parents[3]
 
@@ -64,3 +68,14 @@ def test_a_field_more_is_an_option_a_variable_a_key_and_a_line_of_each_document(
 def test_each_default_is_a_value_that_the_setting_takes() -> None:
     for key, setting in SETTINGS.items():
         assert setting.help.endswith(".") and setting.wrong(getattr(DEFAULTS, key)) is None, key
+
+
+def test_a_mailbox_goes_to_the_ledger_only_as_the_registry_takes_it() -> None:
+    fine, long = "https://bucket.example/mine", "https://bucket.example/" + "x" * 256
+    assert Settings(mailbox=f"{fine}/").mailbox_read_at == fine
+    assert Settings(mailbox=long, mailbox_url=fine).mailbox_read_at == fine
+    assert Settings(mailbox="s3://bucket/mine").mailbox_read_at == Settings(mailbox="/a/b").mailbox_read_at == ""
+    for wrong in (long, "https://b\u00fccket.example/", "https://bucket.example/a b", "https://bucket.example/a@b"):
+        with pytest.raises(UsageFailure, match="at most 256 characters of ASCII"):
+            assert Settings(mailbox=wrong).mailbox_read_at
+        assert wrong_mailbox_url(wrong)

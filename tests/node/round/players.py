@@ -17,7 +17,7 @@ from dlx.node.round import events as e
 from dlx.node.round.rules.inclusion import awaited
 from dlx.node.round.rules.plans import kept_plan
 from dlx.node.round.rules.round_rules import OuterResult, attempt_at, build_seal, may_count, proposers, unit_multipliers
-from tests.node.round.simulation import DOMAIN, STALL_SECONDS, Member, Simulation, digest
+from tests.node.round.simulation import DOMAIN, STALL_SECONDS, Member, Party, Simulation, digest
 
 RELAY_SECONDS = 1.0  # within which gossip passes on what somebody told some only
 MISBEHAVIOUR = {
@@ -42,7 +42,7 @@ class Player:
     def hear(self, event: e.Event) -> None:
         """Somebody said something to everybody."""
 
-    def serves(self, asker: Member) -> bool:
+    def serves(self, asker: Party) -> bool:
         return True
 
     # ---- what subclasses use ----
@@ -131,7 +131,7 @@ class NotANumber(Player):
 class Ghost(Player):
     """Reports what nobody can fetch: its payload is for its own kind."""
 
-    def serves(self, asker: Member) -> bool:
+    def serves(self, asker: Party) -> bool:
         return asker.account in self.contest.players
 
 
@@ -142,7 +142,7 @@ class Withholder(Player):
         super().__init__(contest, member)
         self._chosen: dict[int | None, set[str]] = {}
 
-    def serves(self, asker: Member) -> bool:
+    def serves(self, asker: Party) -> bool:
         if self.round not in self._chosen:
             self._chosen = {self.round: {one.account for one in self.some()}}
         return asker.account in self._chosen[self.round] or asker.account in self.contest.players
@@ -256,8 +256,8 @@ class Exiler(Player):
         if round is None or self._said[round] >= 8:
             return
         ordered = sorted(contest.countable(round, self.stage, ""), key=lambda signed: signed.contribution.replica)
-        few, quorum = ordered[1:], contest.view.quorum(self.stage)
-        if len(few) >= quorum and contest.now >= contest.view.opens_at(self.stage, len(few)):
+        few = ordered[1:]
+        if few and contest.now >= contest.opens_at(self.stage, few):
             self._said[round] += contest.propose(self, few)
         contest.send_complete(self, self._votes)
 
@@ -291,13 +291,13 @@ class Censor(Player):
         early = len(others) < len(contest.view.complete_replicas()) - 1  # before a victim has anything to list
         now_or_never = early or contest.now >= self.graced_at - 0.6  # in the books when the grace ends
         if own and now_or_never and may_count(contest.view, own.contribution) and self._said[round] < 8:
-            for few in (contest.view.quorum(self.stage) - 1, 0):
-                if few <= len(others) and contest.now >= contest.view.opens_at(self.stage, few + 1):
-                    event = e.ContributionSeen(own, self.member.account, self.member.account)
-                    contest.tell_some(event, self.others())
-                    if contest.propose(self, [own, *self.random.sample(others, few)]):
-                        self._said[round] += 1
-                    break
+            shuffled = self.random.sample(others, len(others))
+            listings = ([own, *shuffled[:few]] for few in range(len(others) + 1))
+            fewest = next((one for one in listings if contest.now >= contest.opens_at(self.stage, one)), None)
+            if fewest is not None:
+                event = e.ContributionSeen(own, self.member.account, self.member.account)
+                contest.tell_some(event, self.others())
+                self._said[round] += contest.propose(self, fewest)
         contest.send_complete(self, self._votes)
 
 
@@ -319,7 +319,7 @@ class Contest(Simulation):
         self.lost: dict[tuple[int, int], list[str]] = {}  # of it what the seal does not count
         self.spoiled: set[tuple[int, str]] = set()  # (round, account): a deal took the slot before it could count
         self.evicted: list[str] = []
-        self.outvoted: set[int] = set()  # rounds in which the hostile had more than a third of a stage's votes
+        self.outvoted: set[int] = set()  # rounds in which the hostile had more than a third of a stage's weight
         self.longest = 0.0  # of the others, in seconds
         self._sent: dict[bytes, tuple[Any, tuple[SignedContribution, ...]]] = {}
         super().__init__(*args, **changes)
@@ -351,19 +351,22 @@ class Contest(Simulation):
             player.act(action)
 
     def carry_out(self, member: Member, action: a.Action) -> None:
+        super().act(member, action)
+
+    def do(self, member: Party, action: a.Action) -> None:
         if isinstance(action, a.FetchPayload):
             statement = action.signed.contribution
             if isinstance(self.players.get(statement.account), NotANumber):
                 refused = e.PayloadRefused(statement.round, statement.payload, "bad_payload")
                 self.done(member, action, refused)
                 return
-        super().act(member, action)
+        super().do(member, action)
 
-    def serves(self, member: Member, asker: Member) -> bool:
+    def serves(self, member: Member, asker: Party) -> bool:
         player = self.players.get(member.account)
         return player is None or player.serves(asker)
 
-    def gossip(self, sender: Member, event: e.Event) -> None:
+    def gossip(self, sender: Party, event: e.Event) -> None:
         self._note(event, self.now)
         for player in self.players.values():
             player.hear(event)
@@ -403,7 +406,7 @@ class Contest(Simulation):
         """A correct seal, in the first turn that the member can claim; False where it has none yet."""
         view, stage, round = self.view, player.stage, player.round
         assert round is not None
-        limit = attempt_at(self.rules, view, stage, self.now) + 2
+        limit = attempt_at(self.rules, view, self.now) + 2
         turns = (
             at for at in range(limit + 1) if proposers(self.rules, view, stage, round, at)[0] == player.member.account
         )
@@ -412,7 +415,7 @@ class Contest(Simulation):
             return False
         ordered = tuple(sorted(listed, key=lambda signed: signed.contribution.replica))
         multipliers = unit_multipliers(len(ordered))
-        made = self.outer(round, tuple(signed.contribution.payload for signed in ordered), multipliers)
+        made = self.outer(round, tuple(signed.contribution.hash() for signed in ordered), multipliers)
         result = OuterResult(made, bytes(32), digest("root", made), bytes(32))
         plan = kept_plan(self.rules, view, stage, round)
         seal = build_seal(self.rules, view, stage, round, ordered, multipliers, plan, result)
@@ -432,19 +435,25 @@ class Contest(Simulation):
             for other in self.players.values():
                 if other.stage == stage:
                     signatures[other.member.account] = sign(named, other.member.key)
-            if self.view.votes(stage, signatures) < self.view.needed(stage, signatures, int(self.now)):
-                continue
             makers = {signed.contribution.account: signed for signed in listed}
+            founder = next((one for one in signatures if self.view.is_founder(one)), None)
+            if not self.view.may_seal(stage, makers, signatures, int(self.now), founder is not None):
+                continue
             of_seal, of_records = {}, {}
             for account, signed in makers.items():
                 if account in signatures:
                     of_seal[account] = (signed.contribution.replica, signatures[account])
                 else:
                     of_records[signed.contribution.replica] = signed.signature
-            for account in ascending(signatures.keys() - makers.keys()):
+            for account in ascending(signatures.keys() - makers.keys() - {founder}):
                 slot = self.view.slot_of(account)
                 of_seal[account] = (slot[0] if slot else 0, signatures[account])
-            self.seal(seal, entries(of_seal, of_records))
+            self.seal(seal, entries(of_seal, of_records, signatures[founder] if founder else None))
+
+    def opens_at(self, stage: int, listed: Iterable[SignedContribution]) -> float:
+        """From when on the ledger takes a seal of these, if a founder signs it."""
+        makers = {signed.contribution.account for signed in listed}
+        return self.view.opens_at(stage, makers, int(self.now), founder=True)
 
     def graced_at(self, stage: int) -> float:
         """When the grace of the stage's open round is over for who heard everything at once; a timeout after the
@@ -455,7 +464,7 @@ class Contest(Simulation):
         heard: list[str] = []
         for when, account in made:
             heard.append(account)
-            if view.votes(stage, heard) >= view.quorum(stage):
+            if view.votes(stage, heard, int(self.now)) >= view.needed(stage, int(opened)):
                 return min(max(opened, when) + rules.straggler_grace, opened + rules.round_timeout)
         return opened + rules.round_timeout
 
@@ -477,8 +486,8 @@ class Contest(Simulation):
 
     def _are_outvoted(self) -> bool:
         for stage in range(self.rules.stages):
-            voters = self.view.voters(stage)
-            if 3 * sum(account in self.players for account in voters) > len(voters):
+            hostile = self.view.votes(stage, self.players, int(self.now))
+            if 3 * hostile > self.view.total(stage, int(self.now)):
                 return True
         return False
 

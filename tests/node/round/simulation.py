@@ -2,7 +2,7 @@
 
 The fake network loses, repeats and reorders as a random generator says. The fake ledger takes what the contract would
 take, as a view of the ledger has it, and emits the real events. Training gives bytes that depend on (account, round)
-alone.
+alone. A founder without a slot vouches for every stage, or the member with the number `founder` is one.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from typing import Any
 
 from dlx.ground.constants import UNIT
 from dlx.ledger import events as chain
+from dlx.ledger.bonds import Evidence
 from dlx.ledger.events import EventPosition
 from dlx.ledger.typed import (
     Contribution,
@@ -23,6 +24,7 @@ from dlx.ledger.typed import (
     Seal,
     SignatureError,
     SignedContribution,
+    Signs,
     account_of,
     recover,
     sign,
@@ -30,11 +32,15 @@ from dlx.ledger.typed import (
 )
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
+from dlx.ledger.view.runs import was_counted_lately
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.machine import RoundMachine
+from dlx.node.round.rules import stopping
 from dlx.node.round.rules.plans import finished, plan_of, seals_needed
 from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts, Rules, base_version
+from dlx.node.round.stage_machine import StageMachine
+from dlx.node.round.vouching import VouchingMachine, vouched_stages
 from dlx.training.outer.policy import Measured
 from dlx.training.slot.segments import segments_in
 
@@ -60,28 +66,39 @@ def make_rules(rounds: int = 4, stages: int = 2, delay: int = 1, **changes: Any)
     return Rules(**{**values, **changes})
 
 
+FOUNDER = digest("key", "founder")
+HORIZON = 8  # the shortest: founders are done after a few seals
+
+
 @dataclass
-class Member:
+class Party:
+    """Who follows the rounds of a stage, and what it has of them."""
+
     key: bytes
-    machine: RoundMachine
+    machine: StageMachine
     alive: bool = True
-    training: tuple[int, float] | None = None
-    steps: int = 0  # of the round that it trains
-    slowness: float = 1.0  # times longer that its steps take
-    pipes: dict[str, str] = field(default_factory=dict)  # link -> neighbour's account
     payloads: set[bytes] = field(default_factory=set)
     rejected: list[str] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)  # reason and whose
-    evidence: int = 0
+    evidence: list[Evidence] = field(default_factory=list)
     behind: float = 0.0  # seconds by which its reckoning of the chain's time lags
-    trained: list[int] = field(default_factory=list)
-    breaks: bool = False  # it says and signs whatever is asked of it, starts every round, and trains none
     heard: dict[Any, None] = field(default_factory=dict)  # messages since its machine began
-    mute: bool = False  # it answers accusations and says nothing else
 
     @property
     def account(self) -> str:
         return self.machine.account
+
+
+@dataclass
+class Member(Party):
+    machine: RoundMachine
+    training: tuple[int, float] | None = None
+    steps: int = 0  # of the round that it trains
+    slowness: float = 1.0  # times longer that its steps take
+    pipes: dict[str, str] = field(default_factory=dict)  # link -> neighbour's account
+    trained: list[int] = field(default_factory=list)
+    breaks: bool = False  # it says and signs whatever is asked of it, starts every round, and trains none
+    mute: bool = False  # it answers accusations and says nothing else
 
     def sign_report(self, report: Report) -> bytes:
         return sign(report.digest(DOMAIN), self.key)
@@ -111,6 +128,7 @@ class Simulation:
         min_replicas: int = 1,
         start_time: int = 0,
         spare: int = 2,
+        founder: int | None = None,
     ) -> None:
         self.rules, self.random, self.loss, self.train_seconds = rules, random.Random(seed), loss, train_seconds
         self.now, self.block = START, 10
@@ -119,12 +137,15 @@ class Simulation:
         self.kept = RunView(RUN, DOMAIN, seals_needed(rules))  # what a running node has of it
         self.seals: dict[tuple[int, int], bytes] = {}
         config = RunConfig(
-            digest("manifest"), rules.rounds, rules.stages, min_replicas, replicas + spare, 2, 3, MIN_ROUND_TIME,
-            int(rules.round_timeout), EVICTION_TIME, 1000, start_time, rules.tokens_per_step,
+            digest("manifest"), rules.rounds, rules.stages, min_replicas, replicas + spare, 5, 8, HORIZON,
+            MIN_ROUND_TIME, int(rules.round_timeout), EVICTION_TIME, 1000, start_time, rules.tokens_per_step, False, 0,
+            bytes(32),
         )  # fmt: skip
         genesis = genesis or tuple(digest("genesis", s) for s in range(rules.stages))
         keys = [digest("key", i) for i in range(replicas * rules.stages)]
-        self.apply(chain.RunCreated(RUN, account_of(keys[0]), config, "a-run", genesis, self.at()))
+        self.founder = FOUNDER if founder is None else keys[founder]
+        founders = (account_of(self.founder),)
+        self.apply(chain.RunCreated(RUN, account_of(keys[0]), config, "a-run", genesis, founders, self.at()))
         slots = [(r, s) for r in range(replicas) for s in range(rules.stages)]
         for key, (_, stage) in zip(keys, slots, strict=True):
             self.take_slot(account_of(key), stage)
@@ -132,6 +153,8 @@ class Simulation:
             account_of(key): Member(key, self.machine(account_of(key), stage, self.kept.copy()))
             for key, (_, stage) in zip(keys, slots, strict=True)
         }
+        self.vouching: dict[int, Party] = {}  # the founder, in the stages that need it
+        self.founder_alive = True
         self.mail: list[tuple[float, Callable[[], None]]] = []
         for account in self.members:
             self.connect(account)
@@ -155,6 +178,20 @@ class Simulation:
             if member.training and member.training[1] + STALL_SECONDS <= self.now:
                 self.give_up(member)
             self.feed(member, e.Tick())
+        self.vouch()
+
+    def vouch(self) -> None:
+        """The founder's node, as long as it runs."""
+        account = account_of(self.founder)
+        wanted = vouched_stages(self.rules, self.kept, account, self.now) if self.founder_alive else ()
+        self.vouching = {stage: party for stage, party in self.vouching.items() if stage in wanted}
+        for stage in wanted:
+            if stage not in self.vouching:
+                machine = VouchingMachine(self.rules, account, stage, self.kept.copy())
+                self.vouching[stage] = Party(self.founder, machine)
+            if self.ledger_up and self.random.random() < 0.3:
+                self.see_ledger(self.vouching[stage])
+            self.feed(self.vouching[stage], e.Tick())
 
     def run(self, until: Callable[[], bool], seconds: float) -> bool:
         deadline = self.now + seconds
@@ -231,12 +268,15 @@ class Simulation:
 
     # ---- the fake edges ----
 
-    def feed(self, member: Member, event: e.Event) -> None:
+    def feed(self, member: Party, event: e.Event) -> None:
         if member.alive:
             for action in member.machine.handle(event, self.now - member.behind):
-                self.act(member, action)
+                if isinstance(member, Member):
+                    self.act(member, action)
+                else:
+                    self.do(member, action)
 
-    def later(self, member: Member, event: e.Event, seconds: float = 0.05) -> None:
+    def later(self, member: Party, event: e.Event, seconds: float = 0.05) -> None:
         """What a process hears of its own doing: one that was started meanwhile does not."""
         machine = member.machine
 
@@ -246,12 +286,12 @@ class Simulation:
 
         self.mail.append((self.now + seconds * (0.5 + self.random.random()), deliver))
 
-    def done(self, member: Member, action: a.Task, outcome: e.Event, seconds: float = 0.05) -> None:
+    def done(self, member: Party, action: a.Task, outcome: e.Event, seconds: float = 0.05) -> None:
         self.later(member, e.Done(action, outcome), seconds)
 
-    def gossip(self, sender: Member, event: e.Event) -> None:
+    def gossip(self, sender: Party, event: e.Event) -> None:
         """Contributions go to everybody, other statements to the stage's members."""
-        for member in self.alive():
+        for member in (*self.alive(), *self.vouching.values()):
             if member is sender or self.random.random() < self.loss:
                 continue
             if not isinstance(event, e.ContributionSeen) and member.machine.stage != sender.machine.stage:
@@ -259,7 +299,7 @@ class Simulation:
             for _ in range(1 + (self.random.random() < self.loss)):
                 self.tell(member, event, 0.05 + 2 * self.loss * self.random.random())
 
-    def tell(self, member: Member, event: Any, seconds: float) -> None:
+    def tell(self, member: Party, event: Any, seconds: float) -> None:
         """A message is heard once, unless it was refused: it may be true by a newer view of the ledger."""
         machine, name = member.machine, replace(event, peer="") if isinstance(event, e.ContributionSeen) else event
 
@@ -273,7 +313,7 @@ class Simulation:
 
         self.mail.append((self.now + seconds * (0.5 + self.random.random()), deliver))
 
-    def see_ledger(self, member: Member) -> None:
+    def see_ledger(self, member: Party) -> None:
         """With a round that its stage has not sealed comes again what was said of it too early."""
         before = member.machine.unsealed
         self.feed(member, e.LedgerSeen(self.kept.copy(), self.block))
@@ -302,6 +342,18 @@ class Simulation:
                 back, other = "next" if link == "previous" else "previous", member.pipes.get(link)
                 if other is not None and self.members[other].pipes.get(back) == member.account:
                     self.feed(self.members[other], e.NeighbourWants(back, round, ready, steps))
+            case a.HaveSamples(round=round):
+                self.done(member, action, e.SamplesHere(round))
+            case a.Transaction():
+                ok = self.ledger_up and self.transact(member, action)
+                mined, refused = e.Done(action, e.Mined(self.block)), e.Failed(action, "refused")
+                self.later(member, mined if ok else refused, 0.5)
+            case _:
+                self.do(member, action)
+
+    def do(self, member: Party, action: a.Action) -> None:
+        """What members and a founder do alike."""
+        match action:
             case a.GossipContribution(signed=signed):
                 signer = signed.contribution.account
                 self.gossip(member, e.ContributionSeen(signed, signer, member.account))
@@ -317,13 +369,16 @@ class Simulation:
                 statement = signed.contribution
                 self.done(member, action, e.StatementSound(statement.round, statement.hash()))
             case a.ComputeOuter(round=round, listed=listed, multipliers=multipliers):
-                payloads = tuple(signed.contribution.payload for signed in listed)
-                names, made = self.names(listed), self.outer(round, payloads, multipliers)
+                names = self.names(listed)
+                made = self.outer(round, names, multipliers)
                 result = OuterResult(made, bytes(32), digest("root", made), bytes(32))
                 self.done(member, action, e.OuterComputed(round, names, multipliers, result))
             case a.MeasurePolicy(round=round, listed=listed):
                 measured = e.PolicyMeasured(round, self.names(listed), self.measured(member, listed))
                 self.done(member, action, measured)
+            case a.JudgeEnd(round=round):
+                opening = stopping.opening(member.machine.view, round)
+                self.done(member, action, e.EndJudged(round, opening, self.is_over(member, round)))
             case a.SignSeal(digest=named):
                 self.done(member, action, e.SealSigned(named, sign(named, member.key)), 0.001)
             case a.GossipProposal(seal=seal):
@@ -337,36 +392,36 @@ class Simulation:
                 stage = member.machine.stage
                 holding, missing, now = action.holding, action.missing, int(self.now * 1000)
                 self.gossip(member, e.ReportSeen(action.round, stage, holding, missing, member.account, now))
-            case a.HaveSamples(round=round):
-                self.done(member, action, e.SamplesHere(round))
             case a.AdoptVersion(version=version):
                 self.done(member, action, e.VersionAdopted(version))
             case a.Reject(reason=reason, source=source):
                 member.rejected.append(reason)
                 member.refused.append((reason, source))
-            case a.KeepEvidence(second=second):
-                member.evidence += 1
-                self.done(member, action, e.EvidenceKept(second))
-            case a.Task():
-                ok = self.ledger_up and self.transact(member, action)
-                mined, refused = e.Done(action, e.Mined(self.block)), e.Failed(action, "refused")
-                self.later(member, mined if ok else refused, 0.5)
+            case a.KeepEvidence(evidence=evidence):
+                member.evidence.append(evidence)
+                self.done(member, action, e.EvidenceKept(evidence))
+            case _:
+                raise AssertionError(action)
 
-    def serves(self, member: Member, asker: Member) -> bool:
+    def serves(self, member: Member, asker: Party) -> bool:
         """Whether a member gives a payload to who asks for it."""
         return True
 
     def names(self, listed: tuple) -> tuple[bytes, ...]:
         return tuple(signed.contribution.hash() for signed in listed)
 
-    def outer(self, round: int, payloads: tuple[bytes, ...], multipliers: tuple[int, ...]) -> bytes:
-        return digest("outer", round, payloads, multipliers)
+    def outer(self, round: int, names: tuple[bytes, ...], multipliers: tuple[int, ...]) -> bytes:
+        return digest("outer", round, names, multipliers)
 
     def part_kept(self, member: Member, plan: Plan) -> int:
         """What the member states that its payload keeps, in a run whose rank adapts."""
         return UNIT
 
-    def measured(self, member: Member, listed: tuple) -> Measured:
+    def is_over(self, member: Party, round: int) -> bool:
+        """What the member makes of the held-out losses, in a run that may stop early."""
+        return False
+
+    def measured(self, member: Party, listed: tuple) -> Measured:
         """The norms of payloads, and which pull against the others, as the member measures them."""
         return Measured((1.0,) * len(listed))
 
@@ -481,7 +536,7 @@ class Simulation:
             case a.SendSeal(seal=seal, signatures=signatures):
                 return self.seal(seal, signatures)
             case a.Send("accuse", str(other)) if view.may_accuse(account, other, now):
-                self.apply(chain.Accused(RUN, other, account, view.is_forfeit(other, now), self.at()))
+                self.apply(chain.Accused(RUN, other, account, view.is_forfeit(other), self.at()))
                 return True
             case a.Send("answer") if view.should_answer(account):
                 self.apply(chain.Answered(RUN, account, self.at()))
@@ -507,9 +562,15 @@ class Simulation:
     def evict(self, account: str) -> None:
         slot = self.view.slot_of(account)
         assert slot is not None
-        counted = self.view.stages[slot[1]].counts[slot[0]] != 0
+        counted = was_counted_lately(self.view, self.view.member(account))
         until = int(self.now) + EVICTION_TIME if counted else 0
         self.apply(chain.Evicted(RUN, account, *slot, until, self.at()))
+
+    def dismiss(self, account: str) -> None:
+        """The founder frees its slot, whatever it answers."""
+        slot = self.view.slot_of(account)
+        assert slot is not None and self.view.may_dismiss(account_of(self.founder), account, int(self.now))
+        self.apply(chain.Evicted(RUN, account, *slot, 0, self.at()))
 
     def deal(self, replica: int) -> None:
         swaps = self.view.deal_of(replica)
@@ -536,16 +597,19 @@ class Simulation:
             return False
         if seal.previous != view.head(seal.stage):
             return False
-        digest, signers = seal.digest(DOMAIN), set()
+        digest, signers, founder = seal.digest(DOMAIN), set(), False
         for entry in split_entries(signatures):
-            if not entry.of_record:
+            if entry.signs is not Signs.RECORD:
                 try:
-                    signers.add(recover(digest, entry.signature))
+                    signer = recover(digest, entry.signature)
                 except SignatureError:
                     continue
-        if view.votes(seal.stage, signers) < view.needed(seal.stage, signers, now):
-            return False
-        if now < view.opens_at(seal.stage, seal.count, signers):
+                if entry.signs is Signs.SEAL:
+                    signers.add(signer)
+                else:
+                    founder = founder or view.is_founder(signer)
+        makers = [view.maker(record.replica, seal.stage) for record in seal.records]
+        if not view.may_seal(seal.stage, [one for one in makers if one], signers, now, founder):
             return False
         event = chain.Sealed(
             RUN, seal.stage, seal.round, digest, seal.outcome, seal.records, signatures, self.at()
@@ -555,7 +619,7 @@ class Simulation:
         except ViewError:
             return False  # a record that nobody signed who can have made it
         multipliers = tuple(record.multiplier for record in seal.records)
-        made = self.outer(seal.round, tuple(record.payload for record in seal.records), multipliers)
+        made = self.outer(seal.round, tuple(record.statement for record in seal.records), multipliers)
         assert seal.outcome.weights == (made if seal.records else bytes(32))
         assert (seal.stage, seal.round) not in self.seals
         self.apply(event)

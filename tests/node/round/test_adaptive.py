@@ -1,6 +1,7 @@
 """Plans that follow what was measured, and policies that weigh contributions, among real round machines."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,10 +12,10 @@ from dlx.ledger.typed import Plan
 from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.rules.plans import plan_fault, plan_of, steps_before
+from dlx.node.round.rules.plans import ended, plan_fault, plan_of, steps_before
 from dlx.training.outer.policy import Measured
 from dlx.training.recipe.recipe import Adaptive
-from tests.node.round.simulation import DOMAIN, FACTS, RUN, Member, Simulation, make_rules
+from tests.node.round.simulation import DOMAIN, FACTS, RUN, Member, Party, Simulation, make_rules
 
 ADAPTIVE = Adaptive(
     inner_steps=120, window=3, energy=0.5, min_rank=4, max_rank=64, min_inner_steps=3, max_inner_steps=40
@@ -146,6 +147,59 @@ def test_a_plan_that_a_seal_must_not_carry_is_named() -> None:
     assert "manifest fixes" in plan_fault(fixed, sim.view, 0, 2, Plan(4, 11, 5), lower)
 
 
+class Stopping(Simulation):
+    """The held-out losses say that the run is over from round `last` on, but to who is in `blind`."""
+
+    last, blind = 3, frozenset[str]()
+
+    def is_over(self, member: Party, round: int) -> bool:
+        return round >= self.last and member.account not in self.blind
+
+
+@pytest.mark.parametrize(("delay", "stages"), [(0, 1), (0, 2), (1, 2)])
+def test_a_run_stops_with_the_seal_that_says_so(delay: int, stages: int) -> None:
+    sim = Stopping(make_rules(delay=delay, stages=stages, rounds=50, may_stop=True), replicas=2, seed=1)
+    assert sim.run(lambda: sim.finished, 300)
+    assert [sim.view.next_round(stage) for stage in range(stages)] == [sim.last + delay + 1] * stages
+    assert sim.view.sealed[0, sim.last].outcome.plan.inner_steps == 0 and not sim.view.finished
+    sim.run(lambda: False, 40)
+    told = "nothing: the run is finished, its held-out loss no longer falls"
+    assert {member.machine.waiting_for(sim.now) for member in sim.alive()} == {told}
+    assert all(not member.rejected for member in sim.members.values()) and not sim.view.accusations
+
+
+def test_an_adaptive_run_stops_too() -> None:
+    sim = Stopping(adaptive_rules(may_stop=True), replicas=2, seed=1, train_seconds=3)
+    assert sim.run(lambda: sim.finished, 300) and sim.view.next_round(0) == sim.last + sim.rules.delay + 1
+
+
+def test_who_sees_no_end_signs_none_and_the_run_goes_on() -> None:
+    """A plan may always stay as it was: so a few ends more or less cost a round, and nobody's slot."""
+    sim = Stopping(make_rules(rounds=8, stages=1, may_stop=True), replicas=3, seed=2)
+    sim.blind = frozenset(list(sim.members)[:2])
+    assert sim.run(lambda: sim.finished, 400)
+    assert sim.view.finished and sim.view.next_round(0) == 8
+    assert all(sim.view.sealed[0, round].outcome.plan.inner_steps for round in range(8))
+
+
+def test_a_plan_without_steps_ends_only_a_run_that_may_stop_and_only_by_stage_0() -> None:
+    sim = Stopping(make_rules(rounds=50, may_stop=True), replicas=2, seed=3)
+    assert sim.run(lambda: sim.view.next_round(0) == 2 == sim.view.next_round(1), 100)
+    before = sim.rules.plan
+    end = ended(before)
+
+    def fault(stage: int = 0, plan: Plan = end, **rules: Any) -> str:
+        over = rules.pop("is_over", True)
+        return plan_fault(replace(sim.rules, **rules), sim.view, stage, 2, plan, (), over)
+
+    assert fault() == "" == fault(plan=before)
+    assert "held-out losses do not say" in fault(is_over=False)
+    assert "manifest fixes" in fault(stage=1) and "manifest fixes" in fault(may_stop=False)
+    assert sim.run(lambda: sim.finished, 300)
+    over = plan_fault(sim.rules, sim.view, 0, sim.last + 1, before, ())
+    assert "after the run's end" in over
+
+
 class Weighing(Simulation):
     """The last account's payloads are ten times too large and point the other way; each machine rounds differently."""
 
@@ -226,8 +280,16 @@ def test_a_view_without_the_seals_that_a_plan_rests_on_is_waited_out() -> None:
 
 
 def test_contributions_wait_until_their_plan_is_known() -> None:
-    sim = Measuring(adaptive_rules(delay=0), replicas=2, seed=1, train_seconds=3)
+    class Held(Measuring):
+        held = True
+
+        def transact(self, member: Member, action: a.Action) -> bool:
+            late = isinstance(action, a.SendSeal) and action.seal.stage == 0
+            return not (late and self.held) and super().transact(member, action)
+
+    sim = Held(adaptive_rules(delay=0), replicas=2, seed=1, train_seconds=3)
     assert sim.run(lambda: sim.view.next_round(0) == 0 and sim.view.next_round(1) == 1, 100)
+    sim.held = False
     victim, other = (sim.members[sim.view.member_at(replica, 1)] for replica in (0, 1))
     sim.feed(victim, e.LedgerSeen(sim.view.copy(), sim.block))
     early = sim.contribution(other, 1, base_weights=sim.view.weights(1, 1))

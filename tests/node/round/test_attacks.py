@@ -27,7 +27,7 @@ def in_turn(sim: Simulation) -> Member:
 def proposal(sim: Simulation, liar: Member, listed: tuple[SignedContribution, ...]) -> e.Event:
     """A correct seal of round 0 that lists these."""
     multipliers = unit_multipliers(len(listed))
-    made = sim.outer(0, tuple(signed.contribution.payload for signed in listed), multipliers)
+    made = sim.outer(0, tuple(signed.contribution.hash() for signed in listed), multipliers)
     result = OuterResult(made, bytes(32), digest("root", made), bytes(32))
     seal = build_seal(sim.rules, sim.view, liar.machine.stage, 0, listed, multipliers, sim.rules.plan, result)
     return e.ProposalSeen(seal, 0, sign(seal.digest(DOMAIN), liar.key), liar.account)
@@ -211,7 +211,7 @@ def test_a_proposal_whose_records_are_not_those_of_the_statements_is_refused() -
     true = proposal(sim, proposer, in_order(sim, sim.members))
     assert isinstance(true, e.ProposalSeen)
     record, other = true.seal.records
-    for changed in (replace(record, loss=1), replace(record, exchange=9), replace(record, payload=bytes(32))):
+    for changed in (replace(record, loss=1), replace(record, exchange=9), replace(record, multiplier=1)):
         seal = replace(true.seal, records=(changed, other))
         signature = sign(seal.digest(DOMAIN), proposer.key)
         victim.rejected.clear()

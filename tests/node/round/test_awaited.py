@@ -36,7 +36,7 @@ def test_one_of_four_that_never_contributes_slows_nobody_down_and_has_nobody_lef
     """While each round waited out the grace for it, a run took 1.5 to 1.9 times as long."""
     honest, sim = seconds(contest()), contest()
     sim.play(str(sim.view.member_at(3, 0)), player)
-    assert seconds(sim) <= 1.15 * honest
+    assert seconds(sim) <= 1.2 * honest
     assert not sim.lost and not sim.blamed()
     assert all(counted(sim, round) == {0, 1, 2} for round in range(FIRST, FIRST + ROUNDS))
 
@@ -69,13 +69,13 @@ def test_a_breaker_of_three_replicas_of_two_stages_loses_its_slot_early_and_few_
 @pytest.mark.parametrize("player", [None, Exiler])
 def test_who_comes_back_counts_again_in_its_first_round_in_time(player: type[Player] | None) -> None:
     """Nobody waits for it meanwhile; a proposer that leaves out what a quorum has finds no votes."""
-    sim = contest(replicas=5)
+    sim = contest(replicas=7)
     back = str(sim.view.member_at(0, 0))
     if player is not None:
-        sim.play(str(sim.view.member_at(4, 0)), player)
+        sim.play(str(sim.view.member_at(6, 0)), player)
     sim.kill(back)
     assert sim.run(lambda: sim.view.open_round == 6, 90)
-    assert awaited(sim.view, 6) == {1, 2, 3, 4}
+    assert awaited(sim.view, 6) == {1, 2, 3, 4, 5, 6}
     sim.restart(back)
     assert sim.run(lambda: sim.view.open_round == 12, 120)
     first = min(round for round in range(6, 12) if 0 in counted(sim, round))
@@ -98,7 +98,7 @@ def test_after_rounds_that_only_one_worked_in_it_does_not_go_on_alone() -> None:
     back = sim.view.next_round(0)
     assert sim.run(lambda: sim.view.open_round == began + EVERYBODY, 200)
     every = [counted(sim, round) for round in range(back, began + EVERYBODY)]
-    assert all(len(one) >= sim.view.quorum(0) for one in every), every
+    assert all(len(one) >= 3 for one in every), every
     assert every[-1] == {0, 1, 2, 3} and not sim.blamed()
 
 

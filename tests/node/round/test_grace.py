@@ -47,15 +47,15 @@ def test_for_who_is_not_awaited_it_is_over_once_all_are_here_who_are(gathered: f
 
 def test_a_third_makes_what_a_payload_takes_neither_short_nor_long() -> None:
     arrivals = Arrivals()
-    assert arrivals.usual([0, 1]) == 0.0
+    assert arrivals.usual([], 8.0) == 0.0 and arrivals.usual([0, 1], 8.0) == 8.0
     for replica in range(1, 7):
         arrivals.add(replica, 10.0 + replica)
     for lie in (0.0, 1e6):
         for _ in range(WINDOW):
             arrivals.add(1, lie)
             arrivals.add(2, lie)
-        assert 13 <= arrivals.usual(range(7)) <= 16
-    assert arrivals.usual([0]) == 0.0
+        assert 13 <= arrivals.usual(range(1, 7), 8.0) <= 16
+    assert arrivals.usual([0], 8.0) == 8.0
 
 
 # ---- whole rounds

@@ -1,8 +1,12 @@
 """Who is asked whether it is still there, and when; and how a run comes back after everybody was gone."""
 
+from random import Random
+
 import pytest
 
 from dlx.ledger import events as chain
+from dlx.node.round import actions as a
+from dlx.node.round.pending import UNWANTED, Pending
 from tests.node.round.simulation import Simulation, make_rules
 
 
@@ -127,3 +131,35 @@ def test_a_stage_that_nobody_here_hears_is_asked_when_the_round_has_lasted_for_l
     sim.kill(last)
     assert sim.run(lambda: last in sim.accused, 9 * sim.rules.round_timeout)
     assert sim.run(lambda: not sim.view.members_in(2), 60)
+
+
+def test_who_waits_for_a_seal_names_the_silent_and_nobody_where_all_have_signed() -> None:
+    sim = Simulation(make_rules(rounds=30, stages=1), replicas=3, seed=1)
+    assert sim.run(lambda: (sim.view.open_round or 0) >= 2, 60)
+    here, *silent = (str(sim.view.member_at(replica, 0)) for replica in range(3))
+    for account in silent:
+        sim.kill(account)
+    machine = sim.members[here].machine
+    assert sim.run(lambda: "too few members" in str(machine.waiting_for(sim.now)), 120)
+    assert sim.run(lambda: silent[0] in str(machine.waiting_for(sim.now)), 120)
+    said = str(machine.waiting_for(sim.now))
+    assert said.endswith(f", too few members cooperate: nothing is heard of {silent[0]}, {silent[1]})"), said
+
+
+def test_a_seal_that_enough_have_signed_waits_for_its_transaction_and_not_for_members() -> None:
+    sim = Simulation(make_rules(rounds=30, stages=1), replicas=2, seed=1)
+    assert sim.run(lambda: (sim.view.open_round or 0) >= 1, 60)
+    sim.transact = lambda member, action: not isinstance(action, a.SendSeal)  # type: ignore[method-assign]
+    machine = sim.members[str(sim.view.member_at(0, 0))].machine
+    sim.run(lambda: False, 3 * sim.rules.round_timeout)
+    said = str(machine.waiting_for(sim.now))
+    assert "100% of " in said and said.endswith("signed: its transaction)"), said
+
+
+def test_what_nobody_wants_any_more_does_not_fail_for_ever() -> None:
+    pending, action = Pending(Random(1)), a.HaveSamples(3)
+    assert pending.start(action, 0.0)
+    pending.failed(action, "nobody has them", 0.0)
+    (failing,) = pending.failing(0.0)
+    assert failing.reason == "nobody has them"
+    assert not pending.failing(failing.next_try + UNWANTED + 0.1)

@@ -1,18 +1,31 @@
 """The round machine among real machines, with the faults that networks, chains and people bring."""
 
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlx.ledger.typed import PRIVATE_DATA
+from dlx.ledger.typed import PRIVATE_DATA, sign
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
+from dlx.node.round.knowledge import LATE_ROUNDS
 from dlx.node.round.rules import round_rules
 from dlx.node.round.rules.round_rules import OuterResult
 from tests.node.round import kills
-from tests.node.round.simulation import MIN_ROUND_TIME, START, Member, Simulation, digest, make_rules
+from tests.node.round.simulation import (
+    DOMAIN,
+    MIN_ROUND_TIME,
+    START,
+    Member,
+    Party,
+    Simulation,
+    digest,
+    make_rules,
+    round_of,
+)
 
 
 @pytest.mark.parametrize(("stages", "delay"), [(1, 0), (1, 1), (2, 0), (2, 1), (3, 1)])
@@ -139,6 +152,14 @@ def test_hostile_statements_are_refused_with_a_reason_and_harm_nothing() -> None
     stranger = "0x000000000000000000000000000000000000dEaD"
     sim.feed(victim, e.AttestationSeen(0, 0, digest("seal"), bytes(65), stranger))
     assert victim.rejected[-1] == "not_a_member"
+    for signer in (liar.account, *sim.view.founders):  # of a stage that the run has not
+        for event in (
+            e.AttestationSeen(0, 64, digest("seal"), bytes(65), signer),
+            e.ReportSeen(0, 64, (), (), signer, 1),
+        ):
+            victim.rejected.clear()
+            sim.feed(victim, event)
+            assert victim.rejected == ["not_a_member"]
     assert sim.run(lambda: sim.view.finished, 60)
 
 
@@ -150,10 +171,114 @@ def test_two_contributions_to_one_round_are_kept_as_evidence_and_the_round_is_un
         for loss in (1, 2):
             sim.feed(member, e.ContributionSeen(sim.contribution(liar, 0, loss=loss), liar.account, "peer"))
     assert sim.run(lambda: sim.view.finished, 60)
-    assert [m.evidence for m in sim.members.values() if m.machine.stage == 1 and m is not liar] == [1]
+    for member in sim.members.values():  # of whatever stage: contributions go to all members of the run
+        (evidence,) = member.evidence
+        assert (evidence.offender(DOMAIN), evidence.place) == (liar.account, (sim.view.run, 1, 0))
 
 
-def test_a_wrong_seal_is_never_signed() -> None:
+@pytest.mark.parametrize("rounds_ago", [1, LATE_ROUNDS, LATE_ROUNDS + 1])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_second_statement_that_comes_after_the_seal_is_kept(stage: int, rounds_ago: int) -> None:
+    """As long as somebody remembers what was stated first: so many rounds."""
+    sim = Simulation(make_rules(rounds=8, delay=0), replicas=2, seed=8)
+    victim, liar = (sim.members[sim.view.member_at(*slot)] for slot in ((0, 0), (1, stage)))
+    assert sim.run(lambda: victim.machine.unsealed == rounds_ago + 1, 60)
+    for loss in (1, 2, 2, 3):
+        sim.feed(victim, e.ContributionSeen(sim.contribution(liar, 1, loss=loss), liar.account, "peer"))
+    if rounds_ago > LATE_ROUNDS:
+        assert not victim.evidence and "equivocation" not in victim.rejected
+        return
+    assert sim.run(lambda: len(victim.evidence) == 1, 5)
+    assert victim.evidence[0].place == (sim.view.run, stage, 1)
+    assert victim.evidence[0].offender(DOMAIN) == liar.account
+    assert sim.run(lambda: sim.view.finished, 60) and len(victim.evidence) == 1
+    assert sim.view.member_at(1, stage) == liar.account, "no verdict of members: its work counts on"
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_late_statements_of_other_bases_and_plans_hide_no_two_of_the_ledgers(stage: int) -> None:
+    """However many come first, of a round to which nobody has heard the account contribute."""
+    sim = Simulation(make_rules(rounds=8, delay=0), replicas=3, seed=8)
+    victim, liar = (sim.members[sim.view.member_at(*slot)] for slot in ((0, 0), (1, stage)))
+    gossip = sim.gossip
+
+    def but_its_second(sender: Party, event: e.Event) -> None:
+        if not (isinstance(event, e.ContributionSeen) and event.signer == liar.account and round_of(event) == 1):
+            gossip(sender, event)
+
+    sim.gossip = but_its_second  # type: ignore[method-assign]
+    assert sim.run(lambda: min(sim.view.next_round(0), sim.view.next_round(1)) == 2, 200)
+    decoys = [{name: digest("decoy", n)} for n in range(100) for name in ("base_weights", "plan")]
+    for changes in (*decoys, {"loss": 1}, *decoys, {"loss": 2}):
+        sim.feed(victim, e.ContributionSeen(sim.contribution(liar, 1, **changes), liar.account, "peer"))
+    assert sim.run(lambda: len(victim.evidence) == 1, 5)
+    assert victim.evidence[0].place == (sim.view.run, stage, 1)
+    assert victim.evidence[0].offender(DOMAIN) == liar.account
+
+
+def test_a_statement_from_before_a_reorg_hides_no_two_from_after_it_and_is_not_forgotten() -> None:
+    sim = Simulation(make_rules(rounds=4, delay=0), replicas=2, seed=1)
+    before = sim.view.copy()
+    assert sim.run(lambda: sim.view.next_round(0) == 1, 60)
+    victim, liar = (sim.members[sim.view.member_at(replica, 0)] for replica in (0, 1))
+    told, evidence = sim.view.weights(0, 1), list[Any]()
+
+    def hear(base: bytes, loss: int) -> None:
+        signed = sim.contribution(liar, 1, base_weights=base, loss=loss)
+        actions = victim.machine.handle(e.ContributionSeen(signed, liar.account, "peer"), sim.now)
+        evidence.extend(action.evidence for action in actions if isinstance(action, a.KeepEvidence))
+
+    hear(told, 1)
+    other, sealed = before.copy(), sim.view.sealed[0, 0]
+    other.apply(replace(sealed, outcome=replace(sealed.outcome, weights=digest("another"))))
+    victim.machine.handle(e.LedgerSeen(other, sim.block), sim.now)
+    hear(digest("another"), 1)
+    assert not evidence
+    hear(digest("another"), 2)
+    assert len(set(evidence)) == 1 and evidence[0].offender(DOMAIN) == liar.account
+    hear(told, 2)
+    assert len(set(evidence)) == 2 and evidence[-1].offender(DOMAIN) == liar.account
+
+
+@pytest.mark.parametrize(("replicas", "delay"), [(2, 0), (3, 1)])
+def test_who_is_refused_a_reset_loses_one_round(replicas: int, delay: int) -> None:
+    """All others find its statement unsound, and it does not: the round is sealed without it, the next one with it."""
+    sim = Simulation(make_rules(rounds=6, stages=1, delay=delay), replicas=replicas, seed=3)
+    unlucky, do = next(iter(sim.members.values())), sim.do
+
+    def refusing(member: Party, action: a.Action) -> None:
+        if isinstance(action, a.CheckStatement):
+            made = action.signed.contribution
+            if (made.account, made.round) == (unlucky.account, 2):
+                sim.done(member, action, e.StatementRefused(2, made.hash(), "too_many_resets"))
+                return
+        do(member, action)
+
+    sim.do = refusing  # type: ignore[method-assign]
+    assert sim.run(lambda: sim.view.finished, 200)
+    counted = [unlucky.account in sim.view.sealed[0, round].accounts for round in range(6)]
+    assert counted == [round != 2 for round in range(6)]
+    assert all(sealed.count >= replicas - 1 for sealed in sim.view.sealed.values())
+
+
+def test_another_seal_that_comes_after_the_rounds_own_is_kept() -> None:
+    """By the stage's members: nobody else hears of seals that are not on the ledger."""
+    sim = Simulation(make_rules(rounds=4), replicas=2, seed=8)
+    victim, liar = (sim.members[sim.view.member_at(replica, 0)] for replica in (0, 1))
+    assert sim.run(lambda: victim.machine.unsealed == 1, 60)
+    sealed = sim.view.sealed[0, 0]
+    made = sealed.seal(sim.view.genesis[0])
+    assert made.digest(DOMAIN) == sealed.digest
+    for weights in (sealed.outcome.weights, digest("other"), digest("third")):
+        other = replace(made, outcome=replace(made.outcome, weights=weights))
+        signature = sign(other.digest(DOMAIN), liar.key)
+        sim.feed(victim, e.ProposalSeen(other, 0, signature, liar.account))
+    assert sim.run(lambda: len(victim.evidence) == 1, 5)
+    assert victim.evidence[0].offender(DOMAIN) == liar.account
+    assert sim.run(lambda: sim.view.finished, 60) and len(victim.evidence) == 1
+
+
+def test_a_wrong_seal_is_never_signed_and_before_there_is_weight_a_founder_decides() -> None:
     sim = Simulation(make_rules(rounds=3), replicas=2, seed=9)
     liar = sim.members[sim.view.member_at(1, 0)]
     real_act = sim.act
@@ -167,8 +292,7 @@ def test_a_wrong_seal_is_never_signed() -> None:
             real_act(member, action)
 
     sim.act = act  # type: ignore[method-assign]
-    sim.run(lambda: False, 60)
-    assert (0, 0) not in sim.seals, "a quorum of two cannot be had for two different seals"
+    assert sim.run(lambda: sim.view.finished, 120), "the ledger double takes right seals only"
     assert "wrong_seal" in sim.members[sim.view.member_at(0, 0)].rejected + liar.rejected
 
 

@@ -37,7 +37,7 @@ def test_it_trains_no_round_twice_and_nobody_sees_two_statements(delay: int, hel
     assert member.trained.count(1) == 1 and member.machine.own[1] == signed
     assert sorted(set(member.trained)) == sorted(member.trained), "no other round twice either"
     for other in sim.members.values():
-        assert other.evidence == 0 and "equivocation" not in other.rejected
+        assert not other.evidence and "equivocation" not in other.rejected
     assert sim.view.last_round_counted(member.account) == 4, "it goes on with the later rounds"
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlx.ledger.abi import checksum
 from dlx.node.audit.sources.blobs import Blobs, Folder
 from dlx.node.checkpoints.evaluation import evaluate
 from dlx.node.checkpoints.pull import pull
 from dlx.node.checkpoints.verify import verify
 from dlx.node.home import citation
-from dlx.node.home.errors import Failure
+from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.runs.create import _lineage
 from dlx.node.runs.listing import read_provenance, read_sums, write_sums
 from dlx.training.models import weights
@@ -101,6 +102,14 @@ def test_the_version_itself_can_still_be_had(history: History, pulled: Pull, tmp
     assert pulled("first", 1)["average"] is None, "there is nothing before it but the genesis"
 
 
+def test_a_mean_comes_from_no_other_place(history: History, blobs: Path, tmp_path: Path) -> None:
+    where = history.client().domain, history.view(), 3, tmp_path / "model", [Folder(blobs, own=False)]
+    for averaged in (None, True):
+        with pytest.raises(UsageFailure, match="name --sealed too"):
+            pull(*where, lambda *what: None, lambda line: None, averaged, wanted="published")
+    assert pull(*where, lambda *what: None, lambda line: None, False, wanted="published")["average"] is None
+
+
 def test_a_member_that_nobody_keeps_is_replayed(history: History, pulled: Pull, blobs: Path, tmp_path: Path) -> None:
     whole = pulled("model")["checkpoint"]
     for stage in range(2):
@@ -176,14 +185,14 @@ def test_no_run_starts_from_a_mean_as_if_it_were_a_version(pulled: Pull, tmp_pat
 
 
 def test_a_citation_says_which_it_is(history: History, tmp_path: Path) -> None:
-    cited = citation.Citation(10, "0x" + "Ab" * 20, "0x" + "cd" * 32, 100, average=True)
+    cited = citation.Citation(10, checksum(b"\xab" * 20), "0x" + "cd" * 32, 100, average=True)
     assert citation.parse(str(cited)) == cited and str(cited).endswith("@100/average")
     client = history.client()
     of = citation.Citation(client.chain_id, history.ledger, "0x" + history.run.hex(), 3)
     where = ["--rpc-url", history.rpc_url, "--blobs", history.blobs, "--datadir", tmp_path]
-    said = dlx("pull", "--run", str(of), "--out", tmp_path / "one", *where).stdout
+    said = dlx("pull", str(of), "--out", tmp_path / "one", *where).stdout
     assert f"cite as {of}\n" in said, "who names a version gets that version"
-    said = dlx("pull", "--run", str(of._replace(average=True)), "--out", tmp_path / "two", *where).stdout
+    said = dlx("pull", str(of._replace(average=True)), "--out", tmp_path / "two", *where).stdout
     assert f"cite as {of}/average" in said and "the mean of the versions 1, 2, 3" in said
-    refused = dlx("pull", "--run", f"{of}/average", "--sealed", "--out", tmp_path / "three", *where, code=2)
+    refused = dlx("pull", f"{of}/average", "--sealed", "--out", tmp_path / "three", *where, code=2)
     assert "is a mean" in refused.stderr

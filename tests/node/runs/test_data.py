@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dlx.ledger.client import LedgerClient
@@ -15,17 +16,21 @@ from dlx.ledger.typed import PRIVATE_DATA, RunConfig
 from dlx.node.audit.sources.blobs import Blobs, Folder
 from dlx.node.checkpoints import pull
 from dlx.node.daemon.data.public_data import private_folder
-from dlx.node.daemon.slot.statements import _flags
+from dlx.node.daemon.stage.statements import _flags
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
 from dlx.node.runs import create
+from dlx.training.data import prepare, shards, tokenising, unfinished
 from dlx.training.data.prepare import Preparation, adopt_folder, prepare_folder
-from dlx.training.data.shards import DataError, parse_data_manifest, read_prepared
+from dlx.training.data.shards import DataError, Dataset, parse_data_manifest, read_prepared
+from dlx.training.data.vocabulary import Vocabulary
+from dlx.training.models.evaluate import heldout_loss
+from dlx.training.models.export import described
 from dlx.training.recipe.manifest import parse
 from dlx.training.recipe.strict import ManifestError
 from tests.node.cli.test_cli import DRAFT
 from tests.node.command import dlx
-from tests.node.daemon.slot.test_statements import trained
+from tests.node.daemon.stage.test_statements import trained
 from tests.node.made_statements import digest
 from tests.training import texts
 
@@ -57,7 +62,10 @@ def test_prepare_says_what_it_made_and_check_finds_it_intact(
     found = json.loads(dlx("data", "check", prepared, "--json").stdout)
     assert found.pop("data") == str(prepared)
     assert (made.pop("taken"), made.pop("left_out")) == ({".jsonl": 1}, {})
-    assert found == made
+    counted = [made.pop(key) for key in ("documents", "bytes_of_text", "copies", "near_copies")]
+    assert counted[0] == 30 and counted[1] == sum(len(text.encode()) for text in TEXTS) and counted[2] == 0
+    assert (made.pop("left_out_documents"), made.pop("left_out_bytes")) == (0, 0)
+    assert found == made and found["overlap"]["length"] == 13 and found["overlap"]["sampled"] > 10
     manifest = read_prepared(prepared)
     assert (found["vocab_size"], found["dtype"], found["separator"], found["problems"]) == (320, "uint16", 0, [])
     assert found["train_tokens"] == manifest.tokens("train") > 1000
@@ -68,14 +76,28 @@ def test_prepare_says_what_it_made_and_check_finds_it_intact(
 def test_prepare_says_what_it_took_and_left_out_and_takes_bytes_for_who_means_it(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
-    for name in ("a.txt", "b.txt", ".a", ".b", "table.csv"):
+    for name in ("a.txt", "b.txt", ".a", ".b", "a.pdf"):
         (folder / name).write_text("text\n")
-    refused = dlx("data", "prepare", "--source", folder, "--out", tmp_path / "out", code=1).stderr
-    assert "table.csv: is a table" in refused and "--raw" in refused and not (tmp_path / "out").exists()
-    said = dlx("data", "prepare", "--source", folder, "--raw", "--out", tmp_path / "out").stdout
-    assert "sources         2 .txt, 1 .csv; left out: 2 hidden files\n" in said
+    refused = dlx("data", "prepare", "--source", folder / "a.pdf", "--out", tmp_path / "out", code=1).stderr
+    assert "a.pdf: is a PDF document" in refused and "--raw" in refused and not (tmp_path / "out").exists()
+    said = dlx("data", "prepare", "--source", folder, "--out", tmp_path / "out").stdout
+    assert "files               2 .txt; left out: 1 PDF document, 2 hidden files\n" in said
     again = dlx("data", "prepare", "--source", folder, "--raw", "--out", tmp_path / "again", "--json").stdout
-    assert json.loads(again)["taken"] == {".txt": 2, ".csv": 1} and json.loads(again)["left_out"] == {"hidden files": 2}
+    assert json.loads(again)["taken"] == {".txt": 2, ".pdf": 1} and json.loads(again)["left_out"] == {"hidden files": 2}
+
+
+def test_prepare_counts_copies_of_held_out_documents_and_warns_of_what_is_nearly_one(tmp_path: Path) -> None:
+    bodies = [
+        f"This is document {number}, of many words that stand in no other one: {number**99}" for number in range(20)
+    ]
+    lines = [{"text": text} for text in (*bodies, *bodies, *(body + "." for body in bodies))]
+    source = texts.json_lines(tmp_path / "rows.jsonl", lines)
+    told = dlx("data", "prepare", "--source", source, "--heldout", "0.3", "--out", tmp_path / "out", "--json")
+    found = json.loads(told.stdout)
+    assert found["copies"] == 20 and found["near_copies"] > 0.3
+    assert found["left_out_documents"] > 0 and found["left_out_bytes"] > 0 and found["overlap"]["part"] > 0.5
+    assert "held-out sequences of 64 tokens are in the training data: the held-out loss will look better" in told.stderr
+    assert dlx("data", "check", tmp_path / "out").stderr.count("warning") == 1
 
 
 def test_check_names_every_wrong_blob(prepared: Path) -> None:
@@ -132,7 +154,7 @@ class _Ledger(LedgerClient):
     def balance(self, account: str) -> int:
         return 1
 
-    def create_run(self, config: RunConfig, name: str, genesis: Sequence[bytes]) -> bytes:
+    def create_run(self, config: RunConfig, name: str, genesis: Sequence[bytes], founders: Sequence[str]) -> bytes:
         return bytes(32)
 
 
@@ -168,7 +190,7 @@ def test_a_run_takes_sources_with_a_tokenizer_or_the_same_data_prepared(
 def test_a_run_takes_bytes_that_are_no_text_only_where_its_draft_says_so(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "bytes").write_bytes(bytes(range(256)) * 9)
-    with pytest.raises(DataError, match="in/bytes: is no text: it holds a zero byte"):
+    with pytest.raises(DataError, match=r"no text in it \(no files; left out: 1 binary file \(bytes\)\): .*--raw"):
         _create(tmp_path, "a", 'source = ["../in"]')
     assert not list((tmp_path / "a" / "home" / "blobs").iterdir()), "nothing was frozen"
     created, _ = _create(tmp_path, "a", 'source = ["../in"]\nraw = true')
@@ -176,6 +198,49 @@ def test_a_run_takes_bytes_that_are_no_text_only_where_its_draft_says_so(tmp_pat
     prepare_folder(Preparation([tmp_path / "in"], raw=True), tmp_path / "out")
     again, _ = _create(tmp_path, "a", 'prepared = "../out"')
     assert again.run == created.run, "how the data came about does not make it another run"
+
+
+def test_a_mixture_has_its_counts_in_the_data_manifest(rows: Path, tmp_path: Path) -> None:
+    texts.json_lines(tmp_path / "in2" / "b.jsonl", [{"text": text + "!"} for text in TEXTS])
+    texts.json_lines(tmp_path / "held" / "c.jsonl", [{"body": text + "?"} for text in TEXTS])
+    data = (
+        'heldout_source = ["../held/*.jsonl"]\nfield = "body"\ndrop_duplicates = true\nsource = ['
+        '{path = "../in/*.jsonl", epochs = 2, name = "mine"}, {path = "../in2", field = "text"}]'
+    )
+    created, blobs = _create(tmp_path, "a", data)
+    listed = parse_data_manifest((blobs / created.data_manifest).read_bytes())
+    assert [one.name for one in listed.sources] == ["mine", "in2"]
+    assert listed.sources[0].tokens > 1.5 * listed.sources[1].tokens
+    assert listed.tokens("heldout") == sum(len((text + "?").encode()) + 1 for text in TEXTS)
+    assert _create(tmp_path, "a", data)[0].run == created.run
+
+
+def test_an_interrupted_creation_goes_on_with_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "SHARD_BYTES", 256)
+    monkeypatch.setattr(unfinished, "SHARD_BYTES", 256)
+    monkeypatch.setattr(tokenising, "BATCH", 1)
+    texts.json_lines(tmp_path / "in" / "rows.jsonl", [{"text": text} for text in TEXTS])
+    source, told = f'source = ["{tmp_path / "in"}"]', list[str]()
+    (tmp_path / "run.toml").write_text(DRAFT.replace('source = ["text/*.txt"]', source))
+    folder = DataDir(tmp_path / "home")
+    folder.create()
+
+    def created() -> create.CreatedRun:
+        return create.create_run(tmp_path / "run.toml", folder, _Ledger(), _agreed, told.append)
+
+    def interrupted(*what: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prepare._ShardWriter, "finish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            created()
+    assert (folder.state / "created" / "unfinished").exists()
+    made = created()
+    assert any("shards that an interrupted call wrote" in line for line in told)
+    assert not (folder.state / "created" / "unfinished").exists()
+    other, _ = _create(tmp_path, "a", source)
+    assert made.data_manifest == other.data_manifest
 
 
 @pytest.mark.parametrize(
@@ -188,6 +253,14 @@ def test_a_run_takes_bytes_that_are_no_text_only_where_its_draft_says_so(tmp_pat
         ("", 320, "data.source: expected either"),
         ('prepared = "../out"\ntokenizer = "t.json"', 320, "data.tokenizer: was decided"),
         ('prepared = "../out"\nraw = true', 320, "data.raw: was decided"),
+        ('prepared = "../out"\nheldout_source = ["../in"]', 320, "data.heldout_source: was decided"),
+        ('source = ["../in"]\nheldout_source = ["../none"]', 320, "data.heldout_source: '../none' matches no"),
+        ('source = ["../in"]\nheldout_source = ["../in"]\nheldout = 0.1', 320, "expected either data.heldout or"),
+        ('source = ["../in", {path = "../in", weight = 1}]', 320, "expected a weight of each source, or of none"),
+        ('source = [{path = "../in", weight = 1, epochs = 2}]', 320, r"data.source\[0\].weight: expected either"),
+        ('source = [{path = "../none"}]', 320, r"data.source\[0\].path: '../none' matches no"),
+        ('source = [{path = "../in", epochs = 0}]', 320, r"data.source\[0\].epochs: expected a number > 0"),
+        ('source = [{path = "../in", times = 2}]', 320, r"data.source\[0\].times: unknown key"),
         ('prepared = "../nowhere"', 320, "holds no data.json"),
         ('source = ["../in"]\nfield = "none"', 320, "rows.jsonl, line 1: has no key 'none'"),
         ('source = ["../in"]\ntokenizer = "../in/rows.jsonl"', 320, "not a tokenizer.json"),
@@ -227,6 +300,16 @@ def test_a_node_takes_private_data_only_where_the_run_allows_it_and_never_from_w
         found(tmp_path / "bytes")
 
 
+def test_pull_writes_the_bytes_tokenizer_also_where_the_model_has_more_rows(rows: Path, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    created, folder = _create(tmp_path, "a", 'source = ["../in"]\nfield = "body"', vocab_size=300)
+    manifest = parse((folder / created.manifest).read_bytes())
+    found = pull.read_beside(manifest, Blobs([Folder(folder, own=False)], tmp_path / "work"), lambda line: None)
+    files = described(manifest, found.vocabulary, found.usage)
+    assert found.whole and files["tokenizer.json"] == Vocabulary.of_bytes().content
+    assert json.loads(files["config.json"])["vocab_size"] == 300
+
+
 def test_pull_finds_the_tokenizer_and_does_without_a_lost_one(prepared: Path, tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     (tmp_path / "work").mkdir()
@@ -255,6 +338,23 @@ def _tuned(tmp_path: Path, name: str, data: str, model: Path) -> tuple[create.Cr
     folder.create()
     created = create.create_run(tmp_path / name / "run.toml", folder, _Ledger(), _agreed, told.append)
     return created, folder.blobs, told
+
+
+def test_a_run_states_how_good_the_model_is_that_it_starts_from(
+    rows: Path, prepared: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    model = _model(tmp_path)
+    created, folder, told = _tuned(tmp_path, "a", 'prepared = "../out"', model)
+    manifest = parse((folder / created.manifest).read_bytes())
+    dataset = Dataset.open(folder / created.data_manifest, folder)
+    known = heldout_loss(model, dataset, manifest.data.sequence_length)
+    assert created.held_out == manifest.loss_before == pytest.approx(known, abs=1e-4)
+    assert manifest.before is not None
+    assert manifest.before.count == manifest.before.samples * manifest.data.sequence_length
+    assert any("held-out loss of the model that the run starts from" in line for line in told)
+    blobs = {manifest.data.manifest.sha256, created.manifest, *created.genesis}
+    blobs |= {blob.sha256 for blob in parse_data_manifest((folder / created.data_manifest).read_bytes()).blobs()}
+    assert {path.name for path in folder.iterdir() if path.is_file()} == blobs, "no activations stay"
 
 
 def _model(tmp_path: Path) -> Path:
@@ -308,6 +408,20 @@ def test_settings_that_training_never_reads_keep_no_model_from_it(rows: Path, tm
     warned = f"warning: {model / 'config.json'}: pad_token_id: expected a whole number >= 0, got -1; it is left behind"
     assert warned in told
     assert any("are left behind" in one for one in told), "also where there are ids and generation settings alone"
+
+
+def test_a_model_that_was_not_resized_for_its_tokenizers_tokens_is_refused(
+    rows: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    model = _model(tmp_path)
+    added = Tokenizer.from_file(str(tokenizer))
+    added.add_special_tokens(["<|tool|>", "<|think|>"])
+    added.save(str(model / "tokenizer.json"))
+    source = f'source = ["../in"]\nfield = "body"\ntokenizer = "{model / "tokenizer.json"}"'
+    with pytest.raises(
+        ManifestError, match=r"config\.json: vocab_size: expected at least the data's 322 tokens, got 320"
+    ):
+        _tuned(tmp_path, "a", source, model)
 
 
 def test_a_model_folder_that_is_refused_is_refused_before_the_data_is_frozen(rows: Path, tmp_path: Path) -> None:

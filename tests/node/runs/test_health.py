@@ -1,5 +1,6 @@
 """What `doctor` finds: by pretended machines, and on a real chain."""
 
+import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,20 @@ from dlx.ledger.rpc.headers import Header
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
 from dlx.node.devnet.devnet import draft as devnet_draft
+from dlx.node.home.config import load
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.diagnostics import FAIL, PASS, WARN, Diagnosis
 from dlx.node.home.errors import UsageFailure
+from dlx.node.home.program import program
 from dlx.node.home.settings import Settings
 from dlx.node.runs import health, reach
+from dlx.p2p import pcp, upnp
+from dlx.p2p.pcp import Gateway
+from dlx.p2p.upnp import Router, RouterError
 from dlx.training.recipe.draft import complete, draft_from_toml
-from dlx.training.recipe.recipe import BlobRef
-from tests.node.command import dlx
+from dlx.training.recipe.recipe import BlobRef, WeightsRef
+from tests.node.command import dlx, pasted
+from tests.patience import PATIENCE
 
 GWEI = 10**9
 FOLDER = DataDir(Path("/nowhere"))
@@ -52,14 +59,14 @@ def test_one_command_mends_all_keys_that_others_can_read(tmp_path: Path) -> None
         file.chmod(0o644)
     (wrong,) = (one for one in health.quick(folder, Settings()) if one.verdict == FAIL)
     assert "and 2 more" in wrong.text
-    subprocess.run(["sh", "-c", wrong.mend], check=True, timeout=10)
+    subprocess.run(["sh", "-c", wrong.mend], check=True, timeout=PATIENCE)
     assert set(verdicts(folder).values()) == {PASS}
 
 
 def test_what_a_setting_mends_is_a_command_that_can_be_run(folder: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "cores", lambda: 2)
     (wrong,) = (one for one in health.quick(folder, Settings(threads=3)) if one.verdict == WARN)
-    assert wrong.mend == f"dlx-node config set threads 2 --datadir {folder.root}"
+    assert wrong.mend == f"{program()} config set threads 2 --datadir {folder.root}"
     dlx(*wrong.mend.split()[1:])
     assert "threads = 2" in folder.config.read_text()
 
@@ -70,28 +77,51 @@ def test_a_chain_node_of_another_chain_is_no_silent_one() -> None:
         return found
 
     assert "config set chain_id" in asked(WrongLedger("on chain 5")).mend
-    assert "dlx-node chain" in asked(LedgerUnavailable("silent")).mend
+    assert "start `chain`" in asked(LedgerUnavailable("silent")).mend
 
 
 def test_a_stage_that_the_run_has_not_is_wrong_usage(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(devnet_draft(1, 1, 2).replace("text/*.py", "run.toml"))
-    draft, blob = draft_from_toml(tmp_path / "run.toml"), BlobRef("ab" * 32, 1000)
-    manifest = complete(draft, [blob] * 2, blob)
+    draft, genesis = draft_from_toml(tmp_path / "run.toml"), WeightsRef("ab" * 32, 1000, "cd" * 32)
+    manifest = complete(draft, [genesis] * 2, BlobRef("ab" * 32, 1000))
     view = RunView(bytes(32), Domain(31337, "0x" + "11" * 20))
     with pytest.raises(UsageFailure, match="--stage 5: the run has stages 0 to 1"):
         health.machine(FOLDER, Settings(), manifest, view, 5)
 
 
+def test_a_gpu_that_cannot_be_used_is_said_without_chain_or_run(
+    folder: DataDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.mps.is_available", lambda: False)
+    monkeypatch.setattr("dlx.training.models.placement.unused_gpu", lambda: "torch cannot use the GPU")
+
+    def found(*options: str) -> dict[str, str]:
+        said = json.loads(dlx("doctor", "--datadir", folder.root, *options, "--json", code=1).stdout)["findings"]
+        assert said[-1]["check"] == "ledger" and said[-1]["said"] == "no ledger is set"
+        (device,) = (one for one in said if one["check"] == "device")
+        return device
+
+    automatic = found()
+    assert automatic["verdict"] == WARN and "torch cannot use the GPU" in automatic["said"]
+    assert found("--device", "cpu")["verdict"] == PASS
+    absent = found("--device", "cuda:99")
+    assert absent["verdict"] == FAIL and "cuda:99" in absent["said"]
+    dlx(*pasted(f"mend: {absent['mend']}"))
+    assert 'device = "auto"' in folder.config.read_text()
+
+
 def test_a_folder_without_keys_names_the_command_that_makes_them(tmp_path: Path) -> None:
     empty = DataDir(tmp_path / "none")
     (wrong,) = (one for one in health.quick(empty, Settings()) if one.verdict == FAIL)
-    assert wrong.mend.startswith("dlx-node init")
+    assert wrong.mend == f"{program()} init --password-file FILE --datadir {empty.root}"
 
 
 def test_a_full_disk_and_more_threads_than_cores_are_found(folder: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health.shutil, "disk_usage", lambda place: SimpleNamespace(free=10**9))
     monkeypatch.setattr(health, "cores", lambda: 2)
-    assert verdicts(folder, Settings(threads=3)) == {"versions": PASS, "keys": PASS, "disk": FAIL, "threads": WARN}
+    expected = {"versions": PASS, "folder": PASS, "keys": PASS, "disk": FAIL, "threads": WARN}
+    assert verdicts(folder, Settings(threads=3)) == expected
 
 
 def test_a_wrong_password_is_found(folder: DataDir, tmp_path: Path) -> None:
@@ -101,7 +131,14 @@ def test_a_wrong_password_is_found(folder: DataDir, tmp_path: Path) -> None:
     durable.write_bytes(tmp_path / "word", b"wrong\n", durable.SECRET)
     found, account = health.keys(folder, Settings(password_file=str(tmp_path / "word")))
     assert (found.verdict, account) == (FAIL, None)
-    assert found.mend.startswith("dlx-node init")
+    durable.write_bytes(tmp_path / "right", b"insecure-devnet\n", durable.SECRET)
+    dlx(*pasted(f"mend: {found.mend}", FILE=tmp_path / "right"))
+    found, account = health.keys(folder, load(folder, {}, {}))
+    assert found.verdict == PASS and account is not None
+    (keystore,) = folder.keystore.iterdir()
+    keystore.write_text("{}")
+    found, account = health.keys(folder, load(folder, {}, {}))
+    assert (found.verdict, found.mend) == (FAIL, "restore the folder's keys from a backup")
 
 
 def test_a_password_that_others_can_read_is_taken_from_them(folder: DataDir, tmp_path: Path) -> None:
@@ -111,7 +148,7 @@ def test_a_password_that_others_can_read_is_taken_from_them(folder: DataDir, tmp
     word.chmod(0o644)
     found, account = health.keys(folder, Settings(password_file=str(word)))
     assert (found.verdict, found.mend, account) == (FAIL, f"chmod 600 {word}", None)
-    subprocess.run(["sh", "-c", found.mend], check=True, timeout=10)
+    subprocess.run(["sh", "-c", found.mend], check=True, timeout=PATIENCE)
     found, account = health.keys(folder, Settings(password_file=str(word)))
     assert found.verdict == PASS and account is not None
 
@@ -186,3 +223,50 @@ def test_ports_that_a_peer_cannot_reach_are_a_warning_with_what_mends_it() -> No
     assert reach._judged("203.0.113.7", {4650: True}).verdict == PASS
     found = reach._judged("203.0.113.7", {4650: False, 4651: True})
     assert found.verdict == WARN and "4650" in found.text and "--announce" in found.mend
+
+
+@pytest.mark.parametrize(
+    ("by_pcp", "by_upnp", "verdict", "said"),
+    [
+        ("52.20.3.1", None, PASS, "192.168.1.1 can be asked to forward a port of 52.20.3.1 (PCP or NAT-PMP)"),
+        ("", None, PASS, "192.168.1.1 can be asked to forward a port (PCP or NAT-PMP)"),
+        ("100.64.1.2", None, WARN, "its provider, or a second router, has another"),
+        (3, None, WARN, "192.168.1.1 does not say its own address: refused"),
+        (3, "52.20.3.1", PASS, "(UPnP)"),
+        (0, "52.20.3.1", PASS, "192.168.1.1 can be asked to forward a port of 52.20.3.1 (UPnP)"),
+        (0, "100.64.1.2", WARN, "its provider, or a second router, has another"),
+        (0, "", WARN, "192.168.1.1 does not say its own address: no answer"),
+        (0, None, WARN, "none answers to PCP, NAT-PMP or UPnP"),
+        (None, None, WARN, "no gateway is known that could be asked by PCP"),
+    ],
+)
+def test_what_the_router_says_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, by_pcp: str | int | None, by_upnp: str | None, verdict: str, said: str
+) -> None:
+    """It is asked to forward nothing. Who has a public address, or listens to itself alone, asks none."""
+
+    def gateway(own: str) -> Gateway | None:
+        assert own == "192.168.1.2"
+        return None if by_pcp is None else Gateway("192.168.1.1", own, "")
+
+    async def outside(gateway: Gateway) -> str:
+        if not isinstance(by_pcp, str):
+            raise RouterError("refused" if by_pcp else "no answer", by_pcp or 0)
+        return by_pcp
+
+    async def find(own: str) -> list[Router]:
+        return [] if by_upnp is None else [Router("192.168.1.1", 80, "/", "", own)]
+
+    async def external_address(router: Router) -> str:
+        if not by_upnp:
+            raise RouterError("no answer")
+        return by_upnp
+
+    monkeypatch.setattr(pcp, "gateway", gateway)
+    monkeypatch.setattr(pcp, "external_address", outside)
+    monkeypatch.setattr(upnp, "find", find)
+    monkeypatch.setattr(upnp, "external_address", external_address)
+    (found,) = reach.router(["/ip4/192.168.1.2/tcp/4650"])
+    assert (found.check, found.verdict) == ("router", verdict) and said in found.text
+    assert (found.mend == "") == (verdict == PASS)
+    assert not reach.router(["/ip4/127.0.0.1/tcp/4650"]) and not reach.router(["/ip4/9.9.9.9/tcp/4650"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from dlx.ledger.events import Convicted, EventPosition, Joined, RunCreated, RunOpened, Sealed
 from dlx.ledger.index import seal_rows
@@ -14,7 +15,9 @@ from dlx.ledger.index.event_index import Contracts, EventIndex
 from dlx.ledger.keys import account_of, sign
 from dlx.ledger.typed import Domain, Outcome, Plan, Record, Seal, entries
 from dlx.ledger.view.run_view import RunView
+from dlx.node.cli.runs.history import _first_and_newest
 from dlx.node.home.errors import Failure
+from dlx.node.runs.held_out import HeldOut
 from dlx.node.runs.history import History, history, plot, to_csv
 from tests.ledger.ledger_run import config
 
@@ -31,7 +34,7 @@ class Ledger:
         self.index = EventIndex(None, 31337, Contracts("", ""))
         terms = config(rounds=rounds, stages=STAGES, min_replicas=1, max_replicas=1, tokens_per_step=TOKENS)
         account = account_of(KEY)
-        self.view.apply(RunCreated(RUN, account, terms, "a-run", (b"\x04" * 32, b"\x05" * 32), self.at()))
+        self.view.apply(RunCreated(RUN, account, terms, "a-run", (b"\x04" * 32, b"\x05" * 32), (account,), self.at()))
         self.view.apply(Joined(RUN, account, 0, 0, self.at()))
         self.view.apply(Joined(RUN, account_of(b"\x06" * 32), 0, 1, self.at()))
         self.view.apply(RunOpened(RUN, self.time, self.at(0)))
@@ -43,7 +46,7 @@ class Ledger:
     def seal(self, stage: int, round: int, loss: int = 0, steps: int = 1, **changes: Any) -> None:
         weights = bytes([stage, round]) * 16
         outcome = Outcome(weights, bytes(32), weights, bytes(32), max(1, steps), Plan(0, 4, 2))
-        records = (Record(0, weights, weights, loss, steps, 0, 32768),) if steps else ()
+        records = (Record(0, weights, loss, steps, 0, 32768),) if steps else ()
         outcome = replace(outcome, **changes) if steps else Outcome.empty(1, Plan(0, 4, 2))
         seal = Seal(RUN, stage, round, self.view.head(stage), outcome, records)
         key = KEY if stage == 0 else b"\x06" * 32
@@ -75,6 +78,16 @@ def test_the_loss_is_the_last_stages_and_tokens_are_counted_once(found: History)
     assert (last.next_level, last.next_rank, last.next_inner_steps) == (0, 4, 2)
     assert found.rounds[1].stages[1].weights == found.rounds[0].stages[1].weights, "an empty seal changes nothing"
     assert last.transaction.startswith("0x") and len(last.transaction) == 66
+
+
+def test_the_first_held_out_loss_is_shown_beside_the_newest(found: History) -> None:
+    assert _first_and_newest(found) == ""
+    assert _first_and_newest(replace_struct(found, held_out_before=2.0)) == "2.0000 of version 0"
+    losses = [3.0, None, 1.5, None]
+    rows = tuple(replace_struct(row, held_out=loss) for row, loss in zip(found.rounds, losses, strict=True))
+    told = replace_struct(found, rounds=rows)
+    assert _first_and_newest(told) == "3.0000 of version 1, 1.5000 of version 3"
+    assert _first_and_newest(replace_struct(told, held_out_before=4.0)) == "4.0000 of version 0, 1.5000 of version 3"
 
 
 def test_the_plan_in_force_is_one_that_an_earlier_seal_planned() -> None:
@@ -123,6 +136,26 @@ def test_the_plot_is_a_picture(found: History, tmp_path: Path) -> None:
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", data[16:24])
     assert width > 1000 and height > 600
+
+
+def test_held_out_losses_are_those_of_the_version_that_a_round_made(tmp_path: Path) -> None:
+    ledger = Ledger()
+    for round in range(3):
+        ledger.seal(0, round, 5_000_000)
+        ledger.seal(1, round, 5_000_000)
+    record = {
+        2: HeldOut(2, 4.5, "token", (("0xaa", 4.5), ("0xbb", 4.75)), ("0xcc",)),
+        3: HeldOut(3, None, "token", (), ()),
+    }
+    found = history(ledger.index, ledger.view, held_out=record)
+    assert [row.held_out for row in found.rounds] == [None, 4.5, None]
+    assert found.rounds[1].held_out_said == {"0xaa": 4.5, "0xbb": 4.75}
+    assert found.rounds[1].held_out_missing == ("0xcc",)
+    rows = list(csv.DictReader(io.StringIO(to_csv(found))))
+    assert [row["held_out"] for row in rows] == ["", "4.500000", ""]
+    plot(found, tmp_path / "both.png")
+    plot(history(ledger.index, ledger.view), tmp_path / "trained.png")
+    assert (tmp_path / "both.png").read_bytes() != (tmp_path / "trained.png").read_bytes()
 
 
 def test_one_round_can_be_drawn_and_none_says_so(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dlx.node.cli.runs import plan_text
 from dlx.node.home.config import load
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
@@ -20,7 +21,7 @@ from dlx.training.models import weights
 from dlx.training.models.placement import Placement
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.recipe.draft import complete, draft_from_toml
-from dlx.training.recipe.recipe import BlobRef
+from dlx.training.recipe.recipe import BlobRef, WeightsRef
 from tests.node.command import dlx
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -53,6 +54,23 @@ def _write(folder: Path, stages: str, micro_batches: int = 2, family: str = "lla
     return path
 
 
+def test_a_price_says_what_a_campaign_costs(tmp_path: Path) -> None:
+    draft = _write(tmp_path, "[[0, 3], [3, 6]]")
+    asked = ["run", "plan", "--manifest", draft, "--replicas", 2, "--ranks", 1, "--json"]
+    assert json.loads(dlx(*asked).stdout)["campaign"] is None
+    plan = json.loads(dlx(*asked, "--price", "2 USDC/h").stdout)
+    paid, seconds = plan["campaign"], plan["seconds"]
+    whole = 3 * seconds["round"] + seconds["first_round"]
+    assert paid["device_hours"] == pytest.approx(whole / 3600 * 2 * 2) and paid["unit"] == "USDC"
+    assert paid["sum"] == paid["epoch"] == pytest.approx(2 * paid["device_hours"])
+    assert sum(paid["parts"]) == pytest.approx(100) and len(paid["parts"]) == 2
+    by_token = json.loads(dlx(*asked, "--price", "0.5/Mtok").stdout)["campaign"]
+    assert by_token["sum"] == pytest.approx(0.5 * paid["tokens"] / 1e6)
+    shown = dlx("run", "plan", "--manifest", draft, "--price", "2USDC/h").stdout
+    assert "USDC for 4 rounds" in shown and "--parts" in shown
+    assert "0.5USDC/h" in dlx("run", "plan", "--manifest", draft, "--price", "cheap", code=2).stderr
+
+
 def test_a_plan_for_machines_and_for_people(tmp_path: Path) -> None:
     draft = _write(tmp_path, "[[0, 3], [3, 6]]")
     found = json.loads(dlx("run", "plan", "--manifest", draft, "--json").stdout)
@@ -76,7 +94,7 @@ def test_a_plan_for_machines_and_for_people(tmp_path: Path) -> None:
         assert stage["checks"]["payloads"] == 8 * 4 * stage["payload"], "of all replicas and rounds"
         kept = ("waiting", "served", "slot", "versions", "payloads")
         assert stage["checks"]["disk"] == sum(stage["checks"][one] for one in kept)
-        assert stage["checks"]["replay_share"] == 1 / 16
+        assert stage["checks"]["served"] == round(20 * stage["checks"]["drawn"] / 16), "one segment, all of it its own"
     assert found["conditions"]["replicas"] == 8 and found["seconds"]["hides"] is False
     assert found["seconds"]["round"] >= found["seconds"]["training"] + found["seconds"]["exchange"]
 
@@ -126,6 +144,7 @@ def test_a_slow_link_is_warned_of_what_does_not_fit(tmp_path: Path) -> None:
     said = "\n".join(found["warnings"])
     assert "audit.share 0.0625: payloads and what checkers fetch take" in said
     assert "timing.round_timeout 120: a round takes about" in said
+    assert re.search(r"longer rounds fit$", said, re.MULTILINE), "the payloads alone fill the link"
     fast = json.loads(dlx("run", "plan", "--manifest", draft, "--json").stdout)
     assert fast["warnings"] == []
 
@@ -137,7 +156,10 @@ def test_a_slow_link_is_warned_of_what_does_not_fit(tmp_path: Path) -> None:
         (["--device", "nan"], "--device nan: expected"),
         (["--utilisation", "1e-320"], "--utilisation 9.99989e-321: expected a part from 0.001 to 1"),
         (["--utilisation", "1.5"], "--utilisation 1.5: expected a part from 0.001 to 1"),
-        (["--checkpoint", "all"], "--checkpoint all: expected none or layers or selective"),
+        (
+            ["--checkpoint", "all"],
+            "invalid value for '--checkpoint': 'all' is not one of 'none', 'layers', 'selective'",
+        ),
         (["--link", "1Gb"], "--link 1Gb: expected a speed such as 100Mbit/s"),
         (["--lan", "0Gbit/s"], "--lan 0Gbit/s: expected a speed"),
         (["--replicas", "9"], "--replicas 9: the run has at most 8"),
@@ -224,17 +246,21 @@ def test_rounds_that_no_disk_holds_until_they_are_drawn_are_warned_of_with_a_num
     assert warnings(f"max_inner_steps = {most}") == [] != warnings(f"max_inner_steps = {most + 1}")
 
 
-def test_the_disk_is_said_first_and_what_a_common_one_does_not_hold_is_warned_of(tmp_path: Path) -> None:
+def test_time_traffic_and_disk_are_said_first_and_what_a_common_one_does_not_hold_is_warned_of(tmp_path: Path) -> None:
     def plan(*options: str) -> Any:
         return dlx("run", "plan", "--manifest", draft, "--device", "h200", "--ranks", "8", *options)
 
     draft = tmp_path / "run.toml"
     draft.write_text((DOCS / "107b.toml").read_text())
     said = plan()
-    first = said.stdout.splitlines()[0]
-    assert (
-        first.startswith("disk  up to 3.5 TB for a member of stage 0: ") and "versions of the last 25 rounds" in first
+    time, traffic, disk = said.stdout.splitlines()[:3]
+    assert re.fullmatch(
+        r"time     \S+ \S+ at best for 10,000 rounds of .*: [\d,]+ tokens/s at best, of 20 replicas", time
     )
+    assert re.fullmatch(
+        r"traffic  \S+ GB each way a round for a member, \S+ TB for the run; between .* an inner step", traffic
+    )
+    assert disk.startswith("disk     up to 3.5 TB for a member of stage 0: ") and "versions of the last 25" in disk
     assert "of disk, more than" not in said.stderr
     found = json.loads(plan("--json").stdout)
     assert found["retention"] == {"payloads": 25, "versions": 3, "every": 10, "checkpoints": 25}
@@ -274,6 +300,22 @@ def test_the_free_disk_is_that_of_the_data_folder_and_of_no_other_machine(
     assert "free, less than" not in other
 
 
+def test_the_free_memory_is_that_of_this_machine_where_it_trains_and_of_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = _write(tmp_path, "[[0, 2], [2, 6]]")
+    needed = max(cost.memory.host for cost in costs(draft_from_toml(draft)))
+
+    def said(free: int, *device: object) -> str:
+        monkeypatch.setattr(plan_text, "free_memory", lambda: free)
+        return dlx("run", "plan", "--manifest", draft, *device).stderr
+
+    lacking = f"this machine has {size(needed - 1)} of memory free, less than the {size(needed)} that stage 1 takes"
+    assert lacking in said(needed - 1)
+    assert "of memory free" not in said(needed) + said(1, "--device", "h200")
+    assert "of memory free" in said(needed, "--ranks", 2), "each rank takes its own"
+
+
 def test_a_run_of_107_billion_parameters_is_within_every_limit_and_soon_planned() -> None:
     draft, began = draft_from_toml(DOCS / "107b.toml"), time.process_time()
     found = costs(draft, Placement(device="cuda", checkpoint="layers"), 8)
@@ -281,7 +323,7 @@ def test_a_run_of_107_billion_parameters_is_within_every_limit_and_soon_planned(
     shapes = [stage_shapes(draft, stage) for stage in range(8)]
     sizes = [weights.file_size(one) for one in shapes]
     assert 428e9 < sum(sizes) < 429e9
-    manifest = complete(draft, [BlobRef("ab" * 32, size) for size in sizes], BlobRef("cd" * 32, 1 << 20))
+    manifest = complete(draft, [WeightsRef("ab" * 32, size, "cd" * 32) for size in sizes], BlobRef("cd" * 32, 1 << 20))
     config = config_of(manifest)
     assert config.tokens_per_step == 128 * 4096 and config.max_inner_steps == 16
     assert max(cost.payload for cost in found) < min(sizes)

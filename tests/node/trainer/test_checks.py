@@ -42,7 +42,7 @@ def test_a_last_payload_that_is_in_the_start_too_is_its_makers_to_serve(tmp_path
         segments=2, inner_steps=1,
     )  # fmt: skip
     states, between = (SegmentState(NO_HASH, NO_HASH),) * 3, (Boundary(NO_HASH, NO_HASH, NO_HASH, NO_HASH),) * 2
-    trace = Trace(states, between, (Step(0.0, 1.0, 1.0),)).encode()
+    trace = Trace(states, between, (Step(0.0, 1.0, 1.0, 1.0),)).encode()
     first, last = (work(tmp_path, statement=said.encode(), trace=trace, segment=one) for one in (0, 1))
     assert first.shared(0.0) - {NO_HASH} == {version, payload}
     assert first.shared(0.5) - {NO_HASH} == last.shared(0.0) - {NO_HASH} == {version}

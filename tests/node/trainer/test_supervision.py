@@ -41,6 +41,7 @@ class Run:
 
     def __init__(self, manifest: Manifest, blobs: Path, folder: Path) -> None:
         self.manifest, self.blobs, self.folder = manifest, blobs, folder
+        self.plan = manifest.plan
         self.name = write_blob(blobs, [canonical_bytes(manifest)])
         self.genesis = bytes.fromhex(manifest.genesis[0].sha256)
         self._say, self.heard = trio.open_memory_channel[m.FromTrainer](1000)
@@ -51,7 +52,7 @@ class Run:
 
     @property
     def inputs(self) -> RoundInputs:
-        plan = self.manifest.plan
+        plan = self.plan
         lot = (0, plan.inner_steps * self.manifest.data.batch_size)
         return RoundInputs(0, plan, 0, self.manifest.rounds * plan.inner_steps, 0, self.genesis, (lot,))
 
@@ -110,6 +111,8 @@ def test_a_process_killed_while_idle_comes_back_with_its_slot(run: Run) -> None:
         async with trainer(run) as one:
             opened = await one.open(run.opening, run.hear)
             first = one.pid
+            wanted = spawn.environment(os.environ).get("GOMP_SPINCOUNT")
+            assert psutil.Process(first).environ().get("GOMP_SPINCOUNT") == wanted
             await kill(one)
             assert "SIGKILL" in (await run.next(m.Gone)).reason
             assert await run.next(m.Opened) == opened
@@ -259,8 +262,9 @@ def test_a_process_killed_in_a_round_leaves_the_state_before_it_and_the_next_tra
         return (await run.next(m.Opened)).trained is None
 
     async def test() -> None:
-        for attempt in range(10):  # where this process is slower than the other one, its round is over
+        for attempt in range(7):  # where this process is slower than the other one, its round is over: a longer one
             run.forget()
+            run.plan = msgspec.structs.replace(run.plan, inner_steps=2 * run.plan.inner_steps)
             async with trainer(run) as one:
                 directory = str(run.folder / f"slot-{attempt}")
                 await one.open(msgspec.structs.replace(run.opening, directory=directory), run.hear)
@@ -301,6 +305,29 @@ def test_a_process_killed_in_an_outer_step_fails_the_question_as_local_and_the_n
             assert version == expected
 
     in_trio(test)
+
+
+def test_a_process_without_a_slot_takes_outer_steps_and_leaves_no_training_state(run: Run, dataset: Dataset) -> None:
+    """For a founder, who vouches for a stage. It needs none of the data."""
+    payload = run.trained_here(dataset).payload
+    plan = run.manifest.plan
+    data = run.blobs / run.manifest.data.manifest.sha256
+    aside = data.rename(run.folder / "data")
+
+    async def test() -> None:
+        async with trainer(run) as one:
+            opened = await one.open(msgspec.structs.replace(run.opening, directory=None), run.hear)
+            assert opened.trained is None and opened.max_payload_sizes
+            await one.check(payload, plan)
+            version = await one.outer(run.genesis, NO_HASH, (m.SealedPayload(payload, 64, 32768, plan),))
+            counted = [SealedPayload(run.blobs / payload.hex(), 64, 32768, plan)]
+            assert version == apply_round(run.manifest, 0, run.blobs / run.genesis.hex(), None, counted, run.folder)
+            assert not (run.folder / "slot").exists()
+
+    try:
+        in_trio(test)
+    finally:  # other tests have the same blobs
+        aside.rename(data)
 
 
 def test_a_mapped_payload_that_cannot_be_read_any_more_names_the_payloads_and_says_nothing_of_them(
@@ -472,6 +499,16 @@ async def main():
         await trio.sleep_forever()
 trio.run(main)
 """
+
+
+def test_threads_spin_shortly_for_each_other_unless_the_operator_says_otherwise() -> None:
+    def waits(**ours: str) -> dict[str, str]:
+        found = spawn.environment(ours)
+        return {name: found[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT") if name in found}
+
+    assert waits() == {"GOMP_SPINCOUNT": spawn.SPINS}
+    for wanted in ({"OMP_WAIT_POLICY": "passive"}, {"GOMP_SPINCOUNT": "7"}):
+        assert waits(**wanted) == wanted
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import queue
 import random
 import socket
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlx.ground.blobs import Damaged
+from dlx.node.devnet.devnet import draft
 from dlx.node.trainer import links, process
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, Trainer, UnusableInput, error_of
@@ -25,9 +27,15 @@ from dlx.training.codecs import CodecError
 from dlx.training.data.shards import DataDamaged
 from dlx.training.inner.loop import TrainingError
 from dlx.training.inner.pipeline import PipeBroken
+from dlx.training.models.placement import Placement
 from dlx.training.outer.step import Version
-from dlx.training.recipe.recipe import Plan
+from dlx.training.recipe.draft import complete, draft_from_toml
+from dlx.training.recipe.manifest import canonical_bytes, manifest_hash
+from dlx.training.recipe.recipe import BlobRef, Plan, WeightsRef
 from dlx.training.slot.rounds import RoundInputs
+from tests.patience import PATIENCE
+
+GENESIS = [WeightsRef("ab" * 32, 1000, "cd" * 32)] * 2  # of two stages
 
 
 def link() -> links.SocketLink:
@@ -187,6 +195,32 @@ def test_a_round_that_diverges_is_abandoned_and_says_why(stages: int, monkeypatc
         with pytest.raises(AttributeError):
             server._train_rounds(SimpleNamespace(train=train), lambda: None)
     assert said == [m.Abandoned(3, "the loss is nan", m.Trouble(m.Kind.WRONG, "the loss is nan"))]
+
+
+def test_a_gpu_that_torch_cannot_use_is_noted_as_the_slot_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.mps.is_available", lambda: False)
+    monkeypatch.setattr(process, "unused_gpu", lambda: "torch cannot use the GPU")
+    (tmp_path / "run.toml").write_text(draft(1, 1, 2).replace("text/*.py", "run.toml"))
+    manifest = complete(draft_from_toml(tmp_path / "run.toml"), GENESIS, BlobRef("ab" * 32, 1000))
+    (tmp_path / manifest_hash(manifest).hex()).write_bytes(canonical_bytes(manifest))
+
+    def notes(device: str) -> tuple[str, ...]:
+        here, there = socket.socketpair()
+        with here, there:
+            asked = m.Open(manifest_hash(manifest), 0, None, str(tmp_path), placement=Placement(device=device))
+            threading.Thread(target=process.Server(there)._open, args=(asked,), daemon=True).start()
+            here.settimeout(PATIENCE)
+            reader = here.makefile("rb")
+            (size,) = m.LENGTH.unpack(reader.read(m.LENGTH.size))
+            opened = m.from_trainer.decode(reader.read(size))
+        assert isinstance(opened, m.Opened)
+        return opened.notes
+
+    assert "trains on the CPU: torch cannot use the GPU" in notes("auto")
+    assert not [note for note in notes("cpu") if "trains on the CPU" in note]
 
 
 @pytest.mark.parametrize("stages", [1, 2])

@@ -15,18 +15,23 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from dlx.node.audit.sources.places import Places
+from dlx.node.home.program import Called
 from dlx.node.web.app import Page
 from dlx.node.web.audits.process import Task, Where
 from dlx.node.web.audits.runner import Auditing
 from dlx.node.web.guard import Guard
 from dlx.node.web.reading.reader import Reader
+from dlx.node.web.render import render
+from dlx.training.data.shards import Counted
 from tests.history_builder import History
 from tests.node.command import dlx
 from tests.node.stated_run import RUN, STEPS, SilentClient, StatedRun
 from tests.node.web.served import served
+from tests.patience import until
 
 pytest_plugins = ["tests.history_builder"]
 TOKEN = "a token of some length"
@@ -62,7 +67,8 @@ def _site(history: History, token: str | None) -> Iterator[httpx.Client]:
 
 def test_the_process_of_an_audit_reads_what_it_was_told(tmp_path: Path) -> None:
     places = Places((tmp_path / "own",), (tmp_path / "node",), ("/ip4/127.0.0.1/tcp/1",))
-    task = Task(Where(("http://127.0.0.1:9",), "0x" + "11" * 20, 5, tmp_path, places), bytes(32), 3)
+    own = Called(tmp_path / "my node", ("--chain-id", "5"))
+    task = Task(Where(("http://127.0.0.1:9",), "0x" + "11" * 20, 5, tmp_path, places, called=own), bytes(32), 3)
     assert Task.of_line(task.line().decode()) == task
 
 
@@ -87,8 +93,9 @@ def events(client: httpx.Client, path: str) -> Iterator[tuple[str, str]]:
 
 def test_a_real_run_is_read_page_by_page(site: httpx.Client, honest_history: History) -> None:
     at = run_of(honest_history)
-    runs = site.get("/")
-    assert runs.status_code == 200 and f'<a href="{at}">honest</a>' in runs.text
+    link = f'<a href="{at}">honest</a>'  # other tests' runs may be newer, and fill pages
+    pages = range(0, 500, 50)
+    until("the run is in the list", lambda: any(link in site.get(f"/?from={first}").text for first in pages))
     for path in (at, at[:14], f"{at}?from=1&by=bytes", f"{at}/rounds/2", f"{at}/versions/3", f"{at}/audit"):
         page = site.get(path)
         assert page.status_code == 200 and "honest" in page.text, path
@@ -310,7 +317,7 @@ def test_a_new_seal_is_told_to_who_looks() -> None:
 
 
 def test_the_file_has_the_numbers_of_the_history(honest_history: History, tmp_path: Path) -> None:
-    where = ("--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, "--run", honest_history.run.hex())
+    where = ("--rpc-url", honest_history.rpc_url, "--ledger", honest_history.ledger, honest_history.run.hex())
     file = tmp_path / "run.html"
     found = json.loads(dlx("history", *where, "--html", file, "--json").stdout)
     page = file.read_text()
@@ -329,7 +336,28 @@ def test_the_file_has_the_numbers_of_the_history(honest_history: History, tmp_pa
         for stage in row["stages"]
     )
     assert len(rows) == 6
-    grid = re.findall(r'<tr><th scope="row">(\d+)</th><td class="n">([\d.]+)</td>', page)
+    grid = re.findall(r'<tr><th scope="row">(\d+)</th><td class="n thin">([\d.]+)</td>', page)
     assert grid == [(str(row["round"]), f"{row['loss']:.4f}") for row in reversed(found["rounds"])]
     dlx("history", *where, "--html", file, "--last", 1)
-    assert len(re.findall(r'<tr><th scope="row">\d+</th><td class="n">[\d.]+</td>', file.read_text())) == 1
+    assert len(re.findall(r'<tr><th scope="row">\d+</th><td class="n thin">[\d.]+</td>', file.read_text())) == 1
+
+
+def test_what_is_not_there_leads_back(site: httpx.Client, honest_history: History) -> None:
+    run = f"/runs/0x{honest_history.run.hex()}"
+    below = site.get(f"{run}/rounds/999")
+    assert below.status_code == 404 and f'href="{run}"' in below.text and 'href="/"' in below.text
+    for path in ("/nowhere", "/runs/0x" + "ab" * 32, "/runs/nonsense"):
+        found = site.get(path)
+        assert found.status_code == 404 and 'href="/">all runs' in found.text, path
+    assert "Not Found" not in site.get("/nowhere").text, "the framework's words"
+
+
+def test_the_sources_of_a_mixture_have_their_tokens_on_the_page(honest_history: History) -> None:
+    reader = Reader(honest_history.client(), (honest_history.blobs,), "--datadir x")
+    with closing(reader):
+        assert reader.run_page(honest_history.run).sources == [], "its data is no mixture"
+        with reader._open(honest_history.run) as one:
+            one.data = msgspec.structs.replace(one.data, sources=[Counted("books", 1234567), Counted("<b>", 8)])
+        page = reader.run_page(honest_history.run)
+        shown = render("run.html", page=page, source=page.source, live=True, can_audit=False)
+    assert "books (1,234,567 tokens), &lt;b&gt; (8 tokens)" in shown

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from dlx.ledger.events import RunCreated
 from dlx.node.audit.sources.places import Places
 from dlx.node.checkpoints import evaluation_store
 from dlx.node.checkpoints.evaluation_store import Evaluation
+from dlx.node.home.datadir import DataDir
+from dlx.node.runs.held_out import HeldOut
 from dlx.node.runs.history import history
 from dlx.node.web.app import Page
 from dlx.node.web.audits.process import Where
@@ -20,8 +23,9 @@ from dlx.node.web.guard import Guard
 from dlx.node.web.reading.reader import Reader
 from dlx.node.web.render import write_file
 from tests.ledger.ledger_logs import LEDGER
-from tests.node.stated_run import RUN, STEPS, SilentClient, StatedRun
+from tests.node.stated_run import RUN, STEPS, SilentClient, StatedRun, account
 from tests.node.web.served import served
+from tests.patience import until
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +65,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     for round in range(130):
         stated.seal(round, ALL if round % 9 else {0: STEPS}, loss=5_500_000 - 10_000 * round)
     (tmp_path / "blobs").mkdir()
-    evaluation_store.add(tmp_path / "state", RUN, Evaluation(100, 4.5))
+    evaluation_store.add(DataDir(tmp_path), RUN, Evaluation(100, 4.5))
     reader = Reader(SilentClient(stated), (tmp_path / "blobs",), "--datadir x")
     page = Page(reader, Guard(None), Auditing(Where(("http://127.0.0.1:9",), LEDGER)), Places())
     with served(page) as url:
@@ -79,8 +83,12 @@ def opened(browser: Any, **how: Any) -> tuple[Any, list[str]]:
 
 def test_it_draws_the_curve_and_shows_a_new_seal_by_itself(browser: Any, site: Site) -> None:
     tab, said = opened(browser)
+    with site.reader._open(RUN) as one:
+        one.held_out = {at: HeldOut(at, 5.0 - at / 100, "byte", (("0xaa", 5.0),), ()) for at in range(10, 130, 10)}
     tab.goto(site.url + RUN_PATH)
     tab.wait_for_selector("figure.chart .uplot canvas")
+    labels = [one.inner_text() for one in tab.locator(".uplot .u-legend .u-label").all()]
+    assert labels == ["rounds", "training", "held-out", "measured here"]
     tab.focus("#r129")
     site.seal(130)
     tab.wait_for_selector("#r130")
@@ -98,8 +106,8 @@ def test_nobody_is_left_out(browser: Any, site: Site) -> None:
     for scheme, width in (("light", 1280), ("dark", 390)):
         tab.emulate_media(color_scheme=scheme)
         tab.set_viewport_size({"width": width, "height": 900})
-        for path in ("/", RUN_PATH, f"{RUN_PATH}?from=20&by=tokens", f"{RUN_PATH}/rounds/9", f"{RUN_PATH}/versions/9",
-                     f"{RUN_PATH}/audit", f"{RUN_PATH}/rounds/999"):  # fmt: skip
+        for path in ("/", "/accounts", RUN_PATH, f"{RUN_PATH}?from=20&by=tokens", f"{RUN_PATH}/rounds/9",
+                     f"{RUN_PATH}/versions/9", f"{RUN_PATH}/audit", f"{RUN_PATH}/rounds/999"):  # fmt: skip
             tab.goto(site.url + path)
             tab.evaluate(axe)
             found = tab.evaluate("axe.run().then(found => found.violations)")
@@ -115,6 +123,64 @@ def test_nobody_is_left_out(browser: Any, site: Site) -> None:
     assert [one for one in said if "404" not in one] == []
 
 
+def test_what_matters_is_on_the_first_screen_and_a_command_is_copied(browser: Any, site: Site) -> None:
+    tab, said = opened(
+        browser, viewport={"width": 1280, "height": 900}, permissions=["clipboard-read", "clipboard-write"]
+    )
+    tab.goto(site.url + RUN_PATH)
+    for name in ("Speed", "Time left", "What is trained", "Take part"):
+        assert tab.get_by_text(name, exact=True).bounding_box()["y"] < 600, name
+    line = tab.inner_text("#join + p + .command code")
+    tab.click("#join + p + .command button")
+    tab.wait_for_selector("button:has-text('Copied')")
+    assert line.startswith("dlx-node join dlx1-") and tab.evaluate("navigator.clipboard.readText()") == line
+    word = tab.locator("a.word", has_text="slots")
+    assert word.get_attribute("title") == "One stage of one replica."
+    word.click()
+    until("the word", lambda: tab.locator("#word-slot").bounding_box()["y"] < 900)  # who cannot hover reads it below
+    assert said == []
+
+
+def test_a_phone_shows_who_was_counted_and_a_shadow_where_more_waits(browser: Any, site: Site) -> None:
+    tab, _ = opened(browser, viewport={"width": 390, "height": 844})
+    tab.goto(site.url + RUN_PATH)
+    for table, words in (("members", ("Last counted", "Standing")), ("who", ("Share", "Rounds"))):
+        for word in words:
+            box = tab.locator(f"section[aria-labelledby={table}] th", has_text=word).first.bounding_box()
+            assert box["x"] + 8 * len(word) <= 390, (table, word)
+    assert "linear-gradient" in tab.evaluate("getComputedStyle(document.querySelector('.scroll')).backgroundImage")
+    tab.goto(site.url + f"{RUN_PATH}/rounds/999")
+    tab.click("text=the run")
+    tab.wait_for_selector("h1:text('a-run')")
+
+
+def test_a_long_name_breaks(browser: Any, tmp_path: Path) -> None:
+    stated, run, name = StatedRun(), b"\x07" * 32, "a" * 64
+    genesis = tuple(bytes([stage]) * 32 for stage in (1, 2))
+    stated.tell(lambda at: RunCreated(run, account(0, 0), stated._config, name, genesis, (account(0, 0),), at))
+    with served(Page(Reader(SilentClient(stated), (), "--datadir x"), Guard(None))) as url:
+        tab, _ = opened(browser, viewport={"width": 390, "height": 844})
+        for path in ("/", f"/runs/0x{run.hex()}"):
+            tab.goto(url + path)
+            assert tab.evaluate("document.documentElement.scrollWidth") <= 390, path
+        tab.goto(url)
+        assert tab.locator("th.name").first.bounding_box()["width"] < 330, "what counted stands beside it"
+
+
+def test_a_run_of_one_round_is_drawn_from_0_to_1(browser: Any, tmp_path: Path) -> None:
+    stated = StatedRun(rounds=200)
+    stated.join(0)
+    stated.join(1)
+    stated.open()
+    stated.seal(0, ALL, loss=5_500_000)
+    with served(Page(Reader(SilentClient(stated), (), "--datadir x"), Guard(None))) as url:
+        tab, said = opened(browser)
+        tab.goto(url + RUN_PATH)
+        tab.wait_for_selector("figure.chart .uplot canvas")
+        ends = tab.evaluate("[...document.querySelectorAll('.xs li')].map(one => one.textContent)")
+        assert ends == ["0", "1"] and said == []
+
+
 def test_a_file_is_the_same_page_with_nothing_to_load(browser: Any, site: Site, tmp_path: Path) -> None:
     with site.reader._open(RUN) as one:
         found = history(site.stated.index, one.view)
@@ -122,7 +188,7 @@ def test_a_file_is_the_same_page_with_nothing_to_load(browser: Any, site: Site, 
     tab, said = opened(browser)
     tab.goto((tmp_path / "run.html").as_uri())
     assert tab.is_visible("figure.chart svg .line") and tab.locator(".grid tbody tr").count() == 130
-    assert tab.evaluate("getComputedStyle(document.querySelector('.figures')).display") == "grid", "it has its style"
+    assert tab.evaluate("getComputedStyle(document.querySelector('.figures')).display") == "flex", "it has its style"
     assert said == []
 
 

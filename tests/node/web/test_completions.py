@@ -14,9 +14,9 @@ import trio.testing
 
 from dlx.node.web import completions as module
 from dlx.node.web.completions import Completions
-from dlx.training.data.vocabulary import Vocabulary
 from dlx.training.models.evaluate import EvaluateError
 from dlx.training.models.generate import Sampling, Writer, _overlap
+from tests.node.tiny_model import write_model
 
 CONTEXT = 64
 
@@ -27,20 +27,16 @@ TEMPLATE = """{% if messages[0].role != 'user' %}{{ raise_exception('begin with 
 {% if add_generation_prompt %}[assistant]{% endif %}"""
 
 
+WITH_TOOLS = """{% for tool in tools or [] %}<tool>{{ tool | tojson }}{% endfor %}\
+{% for one in messages %}[{{ one.role }}{% if one.name %} {{ one.name }}{% endif %}\
+{% if one.tool_call_id %} {{ one.tool_call_id }}{% endif %}]{{ one.content }}\
+{% for call in one.tool_calls or [] %}<call {{ call.id }}>{{ call.function | tojson }}{% endfor %}{% endfor %}\
+{% if add_generation_prompt %}[assistant]{% endif %}"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=256, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=CONTEXT, eos_token_id=0,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    (folder / "tokenizer.json").write_bytes(Vocabulary.of_bytes().content)
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "Ā"}')
-    return folder
+    return write_model(tmp_path_factory.mktemp("model"), CONTEXT)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +74,7 @@ def test_chance_is_repeated_by_its_seed_and_the_least_top_p_leaves_one_choice(wr
     texts = [whole(writer, "hello", Sampling(20, temperature=2.0, seed=seed))[0] for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     greedy = whole(writer, "hello", Sampling(20, temperature=0))
+    assert whole(writer, "hello", Sampling(20, temperature=1e-300, seed=1)) == greedy
     assert whole(writer, "hello", Sampling(20, top_p=1e-6)) == greedy
 
 
@@ -135,6 +132,97 @@ def test_a_conversation_is_asked_as_the_models_own_template_has_it(folder: Path)
     app = Completions(own, "mine").app()
     answer = asked(app, "POST", "/v1/chat/completions", {"messages": [hello | {"role": "assistant"}]})
     assert answer.status_code == 400 and "begin with the user" in answer.json()["error"]["message"]
+
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "b": 1, "a": 2}, "strict": True},
+}
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"b": 1, "a": 2}'}}
+CALLS = [
+    USER,
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None},
+    {"role": "tool", "tool_call_id": "c1", "name": "add", "content": [{"type": "text", "text": "3"}]},
+    {"role": "assistant", "content": "3", "tool_calls": None},
+]
+
+
+def test_the_template_gets_tools_and_their_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path, 1024)
+    (tmp_path / "chat_template.jinja").write_text(WITH_TOOLS)
+    tokens, prompts = Writer.tokens, list[str]()
+    monkeypatch.setattr(Writer, "tokens", lambda self, text: (prompts.append(text), tokens(self, text))[1])
+    app, how = Completions(Writer(tmp_path), "mine").app(), {"max_tokens": 1, "tool_choice": "auto"}
+    for body in ({"messages": CALLS, "tools": [TOOL]}, {"messages": [USER], "tools": None}):
+        answer = asked(app, "POST", "/v1/chat/completions", how | body)
+        assert answer.status_code == 200, answer.text
+    assert prompts == [
+        '<tool>{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "b": 1, "a": 2}, '
+        '"strict": true}}[user]hi[assistant]<call c1>{"name": "add", "arguments": {"b": 1, "a": 2}}'
+        "[tool add c1]3[assistant]3[assistant]",
+        "[user]hi[assistant]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "$.tools[0]"),
+        ({"tools": [{"type": "function", "function": {"parameters": {}}}]}, "expected a `function` with a `name`"),
+        ({"tools": [TOOL] * 129}, "$.tools"),
+        ({"messages": [USER | {"content": None}]}, "expected `content`"),
+        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "expected `content`"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 129}]}, "tool_calls"),
+        *(
+            ({"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": function}]}]}, why)
+            for function, why in (
+                ({"name": "add", "arguments": "a + b"}, "expected `arguments`"),
+                ({"name": "add", "arguments": "[1]"}, "expected `arguments`"),
+                ({"name": "add", "arguments": "[" * 100_000}, "expected `arguments`"),
+                ({"name": "add", "arguments": {"a": 1}}, "arguments"),
+                ({"name": "a" * 257, "arguments": ""}, "name"),
+            )
+        ),
+        ({"messages": [USER | {"tool_call_id": 5}]}, "tool_call_id"),
+        ({"tools": [TOOL]}, "no chat template, which tools need"),
+        ({"messages": CALLS}, "no chat template, which tools need"),
+    ],
+)
+def test_tools_that_cannot_be_taken_are_refused_in_a_line(writer: Writer, changes: dict[str, Any], why: str) -> None:
+    answer = asked(Completions(writer, "m").app(), "POST", "/v1/chat/completions", {"messages": [USER]} | changes)
+    said = answer.json()["error"]["message"]
+    assert answer.status_code == 400 and why in said and "\n" not in said and len(said) < 300
+
+
+@pytest.mark.parametrize(
+    ("settings", "usual"),
+    [
+        (None, (1.0, 1.0)),
+        ({"eos_token_id": 0}, (1.0, 1.0)),
+        ({"do_sample": True, "temperature": 2, "top_p": 0.5}, (2.0, 0.5)),
+        ({"temperature": 0.25}, (0.25, 1.0)),
+        ({"do_sample": False}, (0.0, 1.0)),
+        ({"do_sample": False, "temperature": 0.7, "top_p": 0.9}, (0.0, 0.9)),
+        ({"do_sample": True, "temperature": -1, "top_p": 0}, (1.0, 1.0)),
+        ({"do_sample": True, "temperature": "hot", "top_p": True}, (1.0, 1.0)),
+    ],
+)
+def test_who_says_no_temperature_gets_that_of_the_models_folder(
+    settings: dict[str, Any] | None, usual: tuple[float, float], tmp_path: Path
+) -> None:
+    path = write_model(tmp_path, CONTEXT) / "generation_config.json"
+    path.unlink() if settings is None else path.write_text(json.dumps(settings))
+    app, given = Completions(Writer(tmp_path), "m").app(), {"prompt": "hello", "max_tokens": 20, "seed": 3}
+
+    def said(**changes: Any) -> str:
+        found = asked(app, "POST", "/v1/completions", given | changes)
+        assert found.status_code == 200, found.text
+        return found.json()["choices"][0]["text"]
+
+    temperature, top_p = usual
+    assert said() == said(temperature=None) == said(temperature=temperature, top_p=top_p)
+    assert said(temperature=3) == said(temperature=3, top_p=top_p)
 
 
 def test_models_completions_and_chats_are_answered(writer: Writer) -> None:

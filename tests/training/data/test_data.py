@@ -2,6 +2,7 @@ import hashlib
 import os
 import resource
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import rfc8785
 from dlx.training.data import shards
 from dlx.training.data.order import WINDOW
 from dlx.training.data.prepare import Preparation, prepare, prepare_blobs
+from dlx.training.data.rows import BEGINS, SILENT
 from dlx.training.data.shards import DataDamaged, DataError, Dataset, parse_data_manifest
+from dlx.training.models.batches import IGNORED, counted, parted
 from dlx.training.recipe.recipe import BlobRef
 
 
@@ -189,7 +192,7 @@ def test_a_shard_of_tokens_beyond_the_vocabulary_is_never_trained_on(tmp_path: P
     content = np.arange(100, dtype="<u2").tobytes()
     name = hashlib.sha256(content).hexdigest()
     (tmp_path / name).write_bytes(content)
-    shard = {"sha256": name, "size": 200, "tokens": 100}
+    shard = {"sha256": name, "size": 200, "tokens": 100, "root": "cd" * 32}
     beyond = {"tokenizer": {"sha256": "cd" * 32, "size": 9}, "vocab_size": 99, "separator": 9, "dtype": "uint16"}
     manifest = parse_data_manifest(_hostile(lambda raw: raw.update(beyond, train=[shard])))
     with pytest.raises(DataError, match="holds token 99, which is not below vocab_size") as refused:
@@ -201,7 +204,7 @@ def test_a_blob_that_nothing_can_make_what_the_manifest_says_is_not_asked_for_ag
     content = b"x" * 100
     name = hashlib.sha256(content).hexdigest()
     (tmp_path / name).write_bytes(content)
-    shard = {"sha256": name, "size": 101, "tokens": 101}
+    shard = {"sha256": name, "size": 101, "tokens": 101, "root": "cd" * 32}
     manifest = parse_data_manifest(_hostile(lambda raw: raw.update(train=[shard] * 1000)))
     read: list[int] = []
     assert [problem.again for problem in shards.check(manifest, tmp_path, read.append)] == [False]
@@ -213,15 +216,60 @@ BPE = {
     "vocab_size": 1000,
     "separator": 999,
     "dtype": "uint16",
-    "train": [{"sha256": "ab" * 32, "size": 100, "tokens": 50}],
+    "train": [{"sha256": "ab" * 32, "size": 100, "tokens": 50, "root": "cd" * 32}],
+}
+
+
+CHAT = BPE | {
+    "dtype": "uint32",
+    "train": [{"sha256": "ab" * 32, "size": 80, "tokens": 20, "root": "cd" * 32}],
+    "rows": {
+        "tokens": 5,
+        "template": {"sha256": "ee" * 32, "size": 9},
+        "conversations": 4,
+        "cut": 0,
+        "left_out": 0,
+    },
 }
 
 
 def _hostile(change: Callable[[dict], object]) -> bytes:
-    shard = {"sha256": "ab" * 32, "size": 100, "tokens": 100}
+    shard = {"sha256": "ab" * 32, "size": 100, "tokens": 100, "root": "cd" * 32}
     raw = {"tokenizer": "bytes", "vocab_size": 256, "dtype": "uint8", "train": [shard], "heldout": [], "separator": 0}
+    raw |= {"format": 4, "rows": None, "sources": []}
     change(raw)
     return rfc8785.dumps(raw)
+
+
+def test_rows_are_samples(tmp_path: Path) -> None:
+    words = np.arange(20, dtype="<u4")
+    words[[0, 5, 10, 15]] |= BEGINS | SILENT
+    words[12] |= SILENT
+    name = hashlib.sha256(words.tobytes()).hexdigest()
+    (tmp_path / name).write_bytes(words.tobytes())
+    shard = {"sha256": name, "size": 80, "tokens": 20, "root": "cd" * 32}
+    manifest = parse_data_manifest(_hostile(lambda raw: raw.update(CHAT, train=[shard])))
+    data = Dataset(manifest, tmp_path)
+    assert data.len_samples("train", 4) == 4 and data.len_samples("train", 3) == 0
+    batch = parted(data.batch("train", [2, 0], 4), rows=True)
+    assert batch.ids.tolist() == [[10, 11, 12, 13], [0, 1, 2, 3]]
+    assert batch.labels.tolist() == [[11, IGNORED, 13, 14], [1, 2, 3, 4]]
+    assert batch.begins is not None and batch.begins.tolist() == [[True, False, False, False]] * 2
+    assert int(counted(data.batch("train", [2, 0], 4))) == 7
+    with pytest.raises(DataError, match="no sample of 5 tokens"):
+        shards.sample_order(manifest, 0, 5)
+
+
+@pytest.mark.parametrize(("word", "wrong"), [(BEGINS | 3, "first token whose loss counts"), (1000, "holds token 1000")])
+def test_rows_that_no_preparation_makes_are_refused(word: int, wrong: str, tmp_path: Path) -> None:
+    words = np.full(20, word, "<u4")
+    name = hashlib.sha256(words.tobytes()).hexdigest()
+    (tmp_path / name).write_bytes(words.tobytes())
+    shard = {"sha256": name, "size": 80, "tokens": 20, "root": "cd" * 32}
+    manifest = parse_data_manifest(_hostile(lambda raw: raw.update(CHAT, train=[shard])))
+    with pytest.raises(DataError, match=wrong) as refused:
+        Dataset(manifest, tmp_path).batch("train", [0], 4)
+    assert not isinstance(refused.value, DataDamaged)
 
 
 @pytest.mark.parametrize(
@@ -230,6 +278,17 @@ def _hostile(change: Callable[[dict], object]) -> bytes:
         b"",
         b"[" * 100_000,
         _hostile(lambda raw: raw.pop("dtype")),
+        _hostile(lambda raw: raw.update(format=2)),
+        _hostile(lambda raw: raw.update(CHAT, tokenizer="bytes", vocab_size=256, separator=0)),
+        _hostile(lambda raw: raw.update(CHAT, dtype="uint16")),
+        _hostile(lambda raw: raw.update(CHAT, rows=CHAT["rows"] | {"tokens": 1})),
+        _hostile(lambda raw: raw.update(CHAT, rows=CHAT["rows"] | {"tokens": 6})),
+        _hostile(lambda raw: raw.update(CHAT, rows=CHAT["rows"] | {"conversations": 0})),
+        _hostile(
+            lambda raw: raw.update(CHAT, rows=CHAT["rows"] | {"template": {"sha256": "ee" * 32, "size": 1 << 20}})
+        ),
+        _hostile(lambda raw: raw.update(CHAT, rows=CHAT["rows"] | {"template": {"sha256": "ab" * 32, "size": 9}})),
+        _hostile(lambda raw: raw.update(CHAT, rows=CHAT["rows"] | {"template": CHAT["tokenizer"]})),
         _hostile(lambda raw: raw.update(dtype="pickle")),
         _hostile(lambda raw: raw.update(extra=1)),
         _hostile(lambda raw: raw.update(vocab_size=300)),
@@ -242,18 +301,25 @@ def _hostile(change: Callable[[dict], object]) -> bytes:
         _hostile(lambda raw: raw.update(BPE, vocab_size=1 << 17)),
         _hostile(lambda raw: raw.update(BPE, vocab_size=1 << 40)),
         _hostile(lambda raw: raw.update(BPE, separator=1000)),
-        _hostile(lambda raw: raw.update(BPE, train=[{"sha256": "ab" * 32, "size": 100, "tokens": 100}])),
+        _hostile(
+            lambda raw: raw.update(BPE, train=[{"sha256": "ab" * 32, "size": 100, "tokens": 100, "root": "cd" * 32}])
+        ),
         _hostile(lambda raw: raw["train"][0].update(size=shards.SHARD_BYTES + 1, tokens=shards.SHARD_BYTES + 1)),
         _hostile(lambda raw: raw["train"][0].update(tokens=99)),
-        _hostile(lambda raw: raw["heldout"].append({"sha256": "ab" * 32, "size": 99, "tokens": 99})),
+        _hostile(lambda raw: raw["heldout"].append({"sha256": "ab" * 32, "size": 99, "tokens": 99, "root": "cd" * 32})),
         _hostile(lambda raw: raw.update(BPE, tokenizer={"sha256": "ab" * 32, "size": 100})),
         _hostile(lambda raw: raw["train"][0].update(sha256="../../etc/passwd")),
+        _hostile(lambda raw: raw.update(sources=[{"name": "a", "tokens": 60}, {"name": "b", "tokens": 41}])),
+        _hostile(lambda raw: raw.update(sources=[{"name": "a", "tokens": -1}])),
+        _hostile(lambda raw: raw.update(sources=[{"name": "two\nlines", "tokens": 1}])),
+        _hostile(lambda raw: raw.update(sources=[{"name": "a", "tokens": 0}] * 1001)),
         _hostile(lambda raw: None) + b" ",
     ],
 )
 def test_a_hostile_data_manifest_is_refused(content: bytes) -> None:
     assert parse_data_manifest(_hostile(lambda raw: None)).train[0].size == 100
     assert parse_data_manifest(_hostile(lambda raw: raw.update(BPE))).separator == 999
+    assert parse_data_manifest(_hostile(lambda raw: raw.update(sources=[{"name": "a b", "tokens": 100}]))).sources
     with pytest.raises(DataError):
         parse_data_manifest(content)
 
@@ -280,6 +346,7 @@ def test_the_data_manifest_is_canonical_and_counts_every_byte(
     assert dataset.tokens("train") == len(_stream(blobs, data_manifest, "train"))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_more_shards_than_a_process_may_have_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlx.training.data.shards.SHARD_BYTES", 64)
     (tmp_path / "text").write_bytes(bytes(range(256)) * 64)
@@ -296,6 +363,7 @@ def test_more_shards_than_a_process_may_have_files_open(tmp_path: Path, monkeypa
     assert (rows[:, 1:] == (rows[:, :-1] + 1) % 256).all(), "no sample is of another shard"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_shards_that_are_removed_give_their_room_back_as_others_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet
 import pytest
 import zstandard
 
-from dlx.training.data import formats
+from dlx.training.data import entries, formats
 from dlx.training.data.shards import DataError
 from tests.training import texts
 
@@ -74,6 +75,10 @@ def test_the_number_of_arrow_files_does_not_name_the_rows(tmp_path: Path) -> Non
     [
         (b'{"text": "cut', "line 2: is not JSON"),
         (b'{"texts": "x"}', "line 2: has no key 'text'"),
+        (
+            b'{"a":1,"b":2,"c":3,"d":4,"e":5,"f":6,"g":7,"h":8}',
+            "line 2: has no key 'text' but 'a', 'b', 'c', 'd', 'e', 'f' and 2",
+        ),
         (b'{"text": 5}', "line 2: the value of its key 'text' is no text"),
         (b'["text"]', "line 2: expected an object with the key 'text'"),
         (b'{"text": 5, "x": ' + b"[" * 100_000, "line 2: is not JSON"),
@@ -85,7 +90,7 @@ def test_the_number_of_arrow_files_does_not_name_the_rows(tmp_path: Path) -> Non
 )
 def test_a_bad_line_is_named(line: bytes, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if line.endswith(b'xx"}'):
-        monkeypatch.setattr(formats, "MAX_LINE", 1000)
+        monkeypatch.setattr(entries, "MAX_LINE", 1000)
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b'{"text": "fine"}\n' + line + b"\n")
     with pytest.raises(DataError) as refused:
@@ -144,10 +149,10 @@ def test_files_that_are_not_what_they_seem_are_refused(tmp_path: Path) -> None:
     refuse(broken, "cannot be read")
     latin = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff"))
     refuse(texts.parquet(tmp_path / "d.parquet", {"text": latin}), "not UTF-8")
-    (tmp_path / "e.txt.gz").write_bytes(b"\x1f\x8b")
-    refuse(tmp_path / "e.txt.gz", "unpack it first")
+    for name in ("e.txt.bz2", "e.tar.gz", "e.parquet.gz", "e.txt.gz.zst"):
+        (tmp_path / name).write_bytes(b"\x1f\x8b")
+        refuse(tmp_path / name, "unpack it first")
     saved = texts.saved_to_disk(tmp_path / "saved", ROWS)
-    refuse(saved / "data-00000-of-00002.arrow", "name the whole folder")
     (saved / "data-00001-of-00002.arrow").write_bytes(b"\0" * 100)
     refuse(saved, "cannot be read")
     (saved / "data-00001-of-00002.arrow").unlink()
@@ -192,15 +197,12 @@ def _npy() -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
-        ("a.json", b'[{"text": "a"}]', "is JSON"),
-        ("a.JSON", b'{"text": "a"}', "is JSON"),
-        ("a.csv", b"id,text\n1,a\n", "is a table"),
-        ("a.tsv", b"id\ttext\n1\ta\n", "is a table"),
+        ("a.xlsx", b"PK\3\4", "is a spreadsheet"),
         ("a.ipynb", b"{}", "is a notebook"),
         ("a.rtf", b"{\\rtf1 a}", "is an office document"),
         ("a.pdf", b"%PDF-1.4\n", "is a PDF document"),
         ("a.tar", _tar(), "is packed; unpack it first"),
-        ("a.tgz", gzip.compress(b"a", mtime=0), "is packed; unpack it first"),
+        ("a.tgz", b"\x1f\x8b" + gzip.compress(b"a", mtime=0), "is packed; unpack it first"),
         ("a.docx", b"PK\3\4\x14\0", "is an office document"),
         ("a.png", _png(), "is an image"),
         ("a.npy", _npy(), "is an array"),
@@ -211,12 +213,10 @@ def _npy() -> bytes:
         ("scan", b"%PDF-1.4\n\xe2\xe3", "seems to be a PDF document"),
         ("columns", b"PAR1\0", "seems to be Parquet"),
         ("numbers", _npy(), "seems to be an array"),
-        ("wide.txt", "\ufeffa".encode("utf-16-le"), "seems to be UTF-16"),
-        ("wide.txt", "\ufeffa".encode("utf-16-be"), "seems to be UTF-16"),
         ("wide.txt", "text".encode("utf-16-le"), "it holds a zero byte (byte 1)"),
-        ("latin.txt", b"caf\xe9 ol\xe9", "not UTF-8 text at byte 3"),
-        ("cut.txt", "caf\xe9".encode()[:-1], "not UTF-8 text at byte 3"),
-        ("marked.txt", b"\xef\xbb\xbfcaf\xe9", "not UTF-8 text at byte 6"),
+        ("latin.txt", b"caf\xe9 ol\xe9", "not UTF-8 text at byte 3: write it as UTF-8"),
+        ("cut.txt", "caf\xe9".encode()[:-1], "not UTF-8 text at byte 3: write it as UTF-8"),
+        ("marked.txt", b"\xef\xbb\xbfcaf\xe9", "not UTF-8 text at byte 6: write it as UTF-8"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused_by_name_unless_its_bytes_are_wanted(
@@ -228,8 +228,8 @@ def test_a_file_that_is_no_text_is_refused_by_name_unless_its_bytes_are_wanted(
         _read(path)
     said = str(refused.value)
     assert said.startswith(f"{path}: ") and what in said and "\n" not in said
-    assert "unpack it first" in said or ("--raw" in said and ".jsonl" in said)
-    (source,) = formats.find([path], "text", raw=True).sources
+    assert "unpack it first" in said or "iconv" in said or ("--raw" in said and ".jsonl" in said)
+    (source,) = formats.find([path], "text", raw=True, of_bytes=True).sources
     taken = [b"".join(document.pieces) for document in source.documents()]
     assert taken == [content.removeprefix(codecs.BOM_UTF8)]
 
@@ -246,39 +246,68 @@ def test_a_character_that_is_cut_by_reading_is_none_that_is_wrong(
         _read(path)
 
 
-def test_a_folder_of_such_files_is_refused_at_once_with_how_many_and_the_first_few(tmp_path: Path) -> None:
+def test_a_folder_of_such_files_is_refused_at_once_with_how_many_and_the_first(tmp_path: Path) -> None:
     for number in range(1234):
-        (tmp_path / f"{number:04}.csv").write_text("id,text")
+        (tmp_path / f"{number:04}.csv").write_text("id,body")
     (tmp_path / "0001b.jsonl").write_text('{"body": ""}')
     (tmp_path / "fine.txt").write_text("fine")
     found = formats.find([tmp_path], "text")
     read = list[str]()
     with pytest.raises(DataError) as refused:
-        formats.read_all(found.sources, lambda source: read.extend(one.name for one in source.documents()))
+        formats.read_all(found, lambda source: read.extend(one.name for one in source.documents()))
     said = str(refused.value)
-    assert said.startswith(f"1,235 of 1,236 files cannot be taken ({tmp_path / '0000.csv'}: is a table, ")
-    assert "0001b.jsonl, line 1: has no key 'text' but 'body'" in said and "and 1,232 more)" in said
-    assert said.count("--raw") == 1 and len(said) < 1000 and read == ["fine.txt"]
+    assert said.startswith(
+        f"1,235 of 1,236 files cannot be taken ({tmp_path / '0000.csv'}: expected one column 'text', has "
+    )
+    assert said.endswith("; and 1,234 more)") and len(said) < 400 and read == ["fine.txt"]
+
+
+CHATS: list[tuple[dict[str, Any], str, str]] = [  # a row, the field of its text, and what is named
+    ({"messages": [{"role": "user", "content": "a"}]}, "text", "'messages'"),
+    ({"messages": [{"role": "user", "content": "a"}]}, "messages", "'messages'"),
+    ({"conversations": [{"from": "human", "value": "a"}]}, "text", "'conversations'"),
+    ({"prompt": "a", "completion": "b"}, "text", "'prompt' and 'completion'"),
+    ({"prompt": "a", "completion": "b"}, "prompt", "'prompt' and 'completion'"),
+    ({"prompt": "a", "completion": "b"}, "completion", "'prompt' and 'completion'"),
+    ({"prompt": [{"role": "user", "content": "a"}], "completion": "b"}, "completion", "'prompt' and 'completion'"),
+    ({"instruction": "a", "input": "", "output": "b"}, "instruction", "'instruction' and 'output'"),
+    ({"instruction": "a", "input": "", "output": "b"}, "output", "'instruction' and 'output'"),
+]
 
 
 @pytest.mark.parametrize(
-    ("row", "field"),
+    ("kind", "row", "field", "named"),
     [
-        ({"messages": [{"role": "user", "content": "a"}]}, "text"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "messages"),
-        ({"conversations": [{"from": "human", "value": "a"}]}, "text"),
-        ({"prompt": "a", "completion": "b"}, "text"),
-        ({"instruction": "a", "output": "b"}, "text"),
+        (kind, *chat)
+        for kind in ("jsonl", "json", "csv", "parquet", "arrow")
+        for chat in CHATS
+        if (kind, chat[1]) != ("csv", "messages")  # which is a text like any other
     ],
 )
-def test_chat_data_is_refused_with_what_to_do(row: dict[str, Any], field: str, tmp_path: Path) -> None:
-    lines = texts.json_lines(tmp_path / "chat.jsonl", [row])
-    columns = texts.parquet(tmp_path / "chat.parquet", {key: [value] for key, value in row.items()})
-    for path in (lines, columns):
-        with pytest.raises(DataError, match=r"holds chat data .*not supported yet: write each conversation as") as told:
-            _read(path, field=field)
-        assert str(path) in str(told.value) and repr(next(iter(row))) in str(told.value)
-    assert list(_read(texts.json_lines(tmp_path / "both.jsonl", [{**row, "text": "a"}])).values()) == ["a"]
+def test_chat_data_is_refused_with_what_to_do(
+    kind: str, row: dict[str, Any], field: str, named: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"chat.{kind}"
+    if kind in ("jsonl", "json"):
+        path.write_text(json.dumps(row))
+    elif kind == "csv":
+        cells = [one if isinstance(one, str) else json.dumps(one).replace('"', "'") for one in row.values()]
+        path.write_text(",".join(row) + "\n" + ",".join(f'"{one}"' for one in cells) + "\n")
+    elif kind == "parquet":
+        texts.parquet(path, {key: [value] for key, value in row.items()})
+    else:
+        pyarrow.feather.write_feather(pa.table({key: [value] for key, value in row.items()}), path)
+    with pytest.raises(DataError, match=rf"holds conversations \({named}\): set `chat = true`") as told:
+        _read(path, field=field)
+    assert str(told.value).startswith(str(path)) and "\n" not in str(told.value)
+
+
+def test_a_text_beside_a_chat_and_an_answer_alone_are_taken(tmp_path: Path) -> None:
+    rows = [{**row, "text": "a"} for row, _, _ in CHATS]
+    assert list(_read(texts.json_lines(tmp_path / "both.jsonl", rows)).values()) == ["a"] * len(rows)
+    for field in ("completion", "output"):
+        alone = texts.json_lines(tmp_path / f"{field}.jsonl", [{field: "b", "id": 1}])
+        assert list(_read(alone, field=field).values()) == ["b"]
 
 
 def test_what_is_taken_and_what_is_left_out_is_said(tmp_path: Path) -> None:
@@ -295,11 +324,12 @@ def test_what_is_taken_and_what_is_left_out_is_said(tmp_path: Path) -> None:
     os.mkfifo(folder / "pipe")
     (folder / "to a pipe").symlink_to(folder / "pipe")
     found = formats.find([folder], "text")
-    assert found.taken == {".txt": 3, "without ending": 1, ".jsonl.zst": 1, "`datasets` folders": 1}
+    assert found.taken == {".txt": 3, ".jsonl.zst": 1, "`datasets` folders": 1}
     assert {kind: [str(path.relative_to(folder)) for path in paths] for kind, paths in found.left_out.items()} == {
         "hidden files": [".hidden", "sub/.other"],
         "hidden folders": [".git"],
         "linked folders": ["linked", "sub/loop"],
+        "notes on the data": ["LICENSE"],
         "other splits": ["set/test"],
         "special files": ["pipe", "to a pipe"],
     }
@@ -317,3 +347,120 @@ def test_the_mark_at_the_start_of_a_text_is_no_part_of_it(tmp_path: Path) -> Non
     (tmp_path / "a.txt").write_bytes(codecs.BOM_UTF8 + b"text")
     (tmp_path / "b.txt").write_bytes(codecs.BOM_UTF8)
     assert _read(tmp_path) == {"a.txt": "text"}
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("a.txt", "caf\u00e9 \U0001d11e\n", ["caf\u00e9 \U0001d11e\n"]),
+        ("a.jsonl", '{"text": "caf\u00e9"}\n\n{"text": ""}\n{"text": "b"}', ["caf\u00e9", "b"]),
+        ("a.json", '[{"text": "caf\u00e9", "n": [{"]": 1}]}\n , {"text": null},{"text": "b"}]\n', ["caf\u00e9", "b"]),
+        ("a.json", '{"text": "caf\u00e9"}\n{"text": "b"}', ["caf\u00e9", "b"]),
+        ("a.csv", 'n,text\r\n1,"caf\u00e9, ""x"""\r\n2,\r\n\r\n3,"two\nlines"\r\n', ['caf\u00e9, "x"', "two\nlines"]),
+        ("a.csv", "n;text\n1;caf\u00e9, b\n", ["caf\u00e9, b"]),
+        ("a.tsv", "text\tn\ncaf\u00e9, b\t1\n", ["caf\u00e9, b"]),
+    ],
+)
+def test_text_and_tables_are_read_however_they_are_written(
+    name: str, content: str, found: list[str], encoding: str, packed: str, tmp_path: Path
+) -> None:
+    pack: Any = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[packed]
+    path = tmp_path / f"{name}{packed}"
+    path.write_bytes(pack(content.encode(encoding)))
+    assert list(_read(path).values()) == found
+    assert formats.find([path], "text").taken == {f"{Path(name).suffix}{packed}": 1}
+
+
+def test_a_long_array_is_read_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries, "_CHUNK", 3)
+    rows = [{"text": f"caf\u00e9 {number}" * number, "more": {"a": ["]", "}", '"']}} for number in range(50)]
+    (tmp_path / "a.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
+    assert list(_read(tmp_path / "a.json").values()) == [str(row["text"]) for row in rows[1:]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.json", b'[{"text": "a"}, {"text": "b"', "entry 1: is not JSON"),
+        ("a.json", b'[{"text": "a"},', "ends in the middle"),
+        ("a.json", b'[{"text": "a"} {"text": "b"}]', "entry 1: is not JSON"),
+        ("a.json", b'[{"text": "a"},]', "entry 1: is not JSON"),
+        ("a.json", b'[{"text": "a"}, {"body": "b"}]', "entry 1: has no key 'text' but 'body'"),
+        ("a.json", b'[{"text": 5}]', "entry 0: the value of its key 'text' is no text"),
+        ("a.json", b'[["text"]]', "entry 0: expected an object"),
+        ("a.json", b'[{"messages": []}]', "entry 0: holds conversations"),
+        ("a.json", b'[{"text": "\\ud800"}]', "entry 0: its text holds half a character"),
+        ("a.json", b'[{"text": "\xff"}]', "entry 0: is not UTF-8"),
+        ("a.json", b"[" * 100_000, "is not JSON"),
+        ("a.json", b'[{"x": ' + b"9" * 5000 + b"}]", "entry 0: is not JSON"),
+        ("a.json", b'[{"text": "' + b"x" * 2000 + b'"', "entry 0: longer than"),
+        ("a.csv", b"id,body\n1,a\n", "expected one column 'text', has 'id', 'body': name the one"),
+        ("a.csv", b"text,text\n1,a\n", "expected one column 'text', has 'text', 'text'"),
+        ("a.csv", b"prompt,completion\n1,a\n", "holds conversations"),
+        ("a.csv", b"id,text\n1,a,b\n", "line 2: has 3 columns, and the first line 2"),
+        ("a.csv", b'id,text\n1,"a\n2,b\n', "is no row of a table"),
+        ("a.csv", b'id,text\n1,"a"b\n', "line 2: is no row of a table"),
+        ("a.csv", b"id,text\n1,caf\xe9\n", "line 2: not UTF-8 text at its byte 5"),
+        ("a.csv", b"id,text\n1," + b"x" * 2000, "line 2: longer than"),
+        ("a.txt", b"\xff\xfe\0\0a\0\0\0", "is UTF-32"),
+        ("a.txt", b"\xff\xfea\0\x00\xd8b\0", "not UTF-16 text, as its byte order mark says, at byte 4"),
+        ("a.txt", b"\xff\xfea\0b", "not UTF-16 text, as its byte order mark says, at byte 4"),
+        ("a.txt.gz", gzip.compress(b"text", mtime=0)[:-3], "ends in the middle"),
+        ("a.txt.gz", b"plain", "cannot be decompressed"),
+        ("a.txt.gz", gzip.compress(b"a\0b", mtime=0), "zero byte"),
+        ("a.feather", b"FEA1", "version 1"),
+        ("a.arrow", b"ARROW1 and no more", "cannot be read"),
+    ],
+)
+def test_a_damaged_table_is_named_with_its_place(
+    name: str, content: bytes, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if b"x" * 2000 in content:
+        monkeypatch.setattr(entries, "MAX_LINE", 1000)
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError) as refused:
+        _read(path)
+    said = str(refused.value)
+    assert said.startswith(str(path)) and reason in said and "\n" not in said
+
+
+def test_arrow_files_are_read_as_folders_of_them_are(tmp_path: Path) -> None:
+    table = pa.table({"n": range(5), "text": ROWS})
+    pyarrow.feather.write_feather(table, tmp_path / "a.feather")
+    with pa.ipc.new_file(tmp_path / "b.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=2)
+    with pa.ipc.new_stream(tmp_path / "c.arrow", table.schema) as stream:
+        stream.write_table(table, max_chunksize=2)
+    for name in ("a.feather", "b.arrow", "c.arrow"):
+        assert list(_read(tmp_path / name).values()) == ROWS
+
+
+def test_what_is_no_text_is_left_out_of_a_folder_and_refused_where_it_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    files = {
+        "a.txt": b"fine", "photo": b"\xff\xd8\xff\xe0", "b.txt": b"a\0b", "c.docx": b"PK\3\4", "d.pdf": b"%PDF-1.4",
+        "e.tar.gz": b"", "README.md": b"about", "sub/README.md": b"a document", "clone/.gitattributes": b"",
+        "clone/README.md": b"about", "clone/dataset_infos.json": b"{}", "clone/rows.csv": b"text\nrow\n",
+    }  # fmt: skip
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    read = list[str]()
+
+    def note(source: formats.Source) -> None:
+        read.extend(b"".join(one.pieces).decode() for one in source.documents())
+
+    found = formats.read_all(formats.find([folder], "text"), note)
+    assert read == ["fine", "row", "a document"] and found.taken == {".txt": 1, ".csv": 1, ".md": 1}
+    assert str(found) == (
+        "1 .txt, 1 .csv, 1 .md; left out: 1 PDF document, 1 hidden file, "
+        "3 notes on the data (README.md, README.md, dataset_infos.json), 1 office document, 1 packed file, "
+        "2 binary files (b.txt, photo)"
+    )
+    for name in ("photo", "b.txt", "c.docx", "d.pdf"):
+        with pytest.raises(DataError, match="--raw"):
+            formats.read_all(formats.find([folder / name], "text"), note)
+    assert formats.find([folder / "README.md"], "text").taken == {".md": 1}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from dlx.ground.merkle import file_root
 from dlx.training.data.prepare import prepare
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
@@ -17,7 +18,7 @@ from dlx.training.models.stages import initialise
 from dlx.training.recipe.advice import FINE_TUNING
 from dlx.training.recipe.draft import Draft, DraftData, complete
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import BlobRef, Inner, Model, Plan
+from dlx.training.recipe.recipe import BlobRef, Inner, Model, Plan, WeightsRef
 from tests.training.recipe.test_families import full
 
 CONFIG = {"model_type": "llama", "vocab_size": 256, "hidden_size": 48, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -34,7 +35,9 @@ def _manifest(blobs: Path, data: BlobRef, seed: int, inner: Inner) -> Manifest:
         rounds=ROUNDS, tokens_per_step=512,
     )  # fmt: skip
     name = weights.write_blob(initialise(draft, 0), blobs).hex()
-    return complete(draft, [BlobRef(name, (blobs / name).stat().st_size)], data, bytes(32))
+    return complete(
+        draft, [WeightsRef(name, (blobs / name).stat().st_size, file_root(blobs / name).hex())], data, bytes(32)
+    )
 
 
 def _train(manifest: Manifest, dataset: Dataset, start: dict[str, Tensor], steps: int) -> list[float]:

@@ -320,7 +320,7 @@ def test_weights_of_another_stage_are_refused(
 
 
 def test_data_that_does_not_fit_is_refused(tiny_run: Callable[..., Manifest], dataset: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="need the run's data"):
+    with pytest.raises(TrainingError, match="needs the run's data"):
         InnerLoop(tiny_run(SPLITS[0]), 0, None)
     with pytest.raises(TrainingError, match="more than the model's vocab_size"):
         InnerLoop(tiny_run(SPLITS[0], config={"vocab_size": 128}), 0, dataset)

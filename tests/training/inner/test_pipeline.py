@@ -1,3 +1,4 @@
+import math
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.pipeline import (
+    Bytes,
     Link,
     Norms,
     PipeBroken,
@@ -25,6 +27,7 @@ from dlx.training.inner.pipeline import (
 )
 from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.manifest import Manifest
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -156,7 +159,7 @@ def test_at_most_as_many_micro_batches_are_in_flight_as_stages_follow(
         (lambda kind, data: data[:-4], "expected 2048 bytes, got 2044"),
         (lambda kind, data: data + bytes(4), "expected 2048 bytes, got 2052"),
         (lambda kind, data: b"", "expected 2048 bytes, got 0"),
-        (lambda kind, data: None, r"no activation of step 0, micro-batch 0 within 2 s"),
+        (lambda kind, data: None, r"no activation of step 0, micro-batch 0 within 4 s"),
     ],
 )
 def test_a_neighbour_that_sends_something_else_breaks_the_pipe(
@@ -175,7 +178,7 @@ def test_a_neighbour_that_sends_something_else_breaks_the_pipe(
             following = _Recording(following, [], tamper)
         return run_step(models[stage], 0, batches, previous, following)
 
-    first, second = together(2, work, timeout=2.0)
+    first, second = together(2, work, timeout=4.0)
     assert isinstance(first, PipeBroken)
     with pytest.raises(PipeBroken, match=message):
         raise second
@@ -220,7 +223,7 @@ def test_a_step_stops_when_asked(
 
 def test_nobody_passes_the_barrier_before_all_have_come(together: Callable[..., Any]) -> None:
     arrived: list[int] = []
-    everyone = threading.Barrier(3, timeout=60)
+    everyone = threading.Barrier(3, timeout=PATIENCE)
 
     def work(stage: int, previous: Link | None, following: Link | None) -> int:
         everyone.wait()
@@ -251,14 +254,31 @@ def test_neighbours_who_recorded_different_things_both_abandon_the_round(
         mine = b"other" if stage == who else b"same"
         barrier(9, previous, following, behind=mine, ahead=mine)
 
-    first, second, third = together(3, work, timeout=2.0)
+    first, second, third = together(3, work, timeout=4.0)
     assert isinstance(first, PipeBroken) and isinstance(second, PipeBroken) and isinstance(third, PipeBroken)
     assert "recorded other tensors" in f"{first} {second} {third}"
 
 
-def test_neighbours_who_recorded_the_same_pass(together: Callable[..., Any]) -> None:
-    def work(stage: int, previous: Link | None, following: Link | None) -> str:
-        barrier(9, previous, following, behind=b"%d" % (stage - 1), ahead=b"%d" % stage)
-        return "passed"
+def test_neighbours_who_recorded_the_same_have_each_others_signatures(together: Callable[..., Any]) -> None:
+    def work(stage: int, previous: Link | None, following: Link | None) -> tuple[bytes, bytes]:
+        links = [None if link is None else _Signing(link, b"of %d" % stage) for link in (previous, following)]
+        return barrier(9, *links, behind=b"%d" % (stage - 1), ahead=b"%d" % stage)
 
-    assert together(3, work) == ["passed"] * 3
+    assert together(3, work) == [(b"", b"of 1"), (b"of 0", b"of 2"), (b"of 1", b"")]
+
+
+class _Signing:
+    """A link whose node signs what goes over it."""
+
+    def __init__(self, link: Link, signature: bytes) -> None:
+        self._link, self._signature, self.recv = link, signature, link.recv
+
+    def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
+        self._link.send(kind, step, micro, bytes(data) + self._signature)
+
+
+def test_a_norm_is_the_root_that_every_machine_computes() -> None:
+    """A power rounds this one down, and a trace with it would be false."""
+    squares = 74066.95943331503
+    norms, _ = add_norms([squares], 1.0, 0, None, None)
+    assert norms.replica == math.sqrt(squares)

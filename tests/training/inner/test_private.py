@@ -46,16 +46,19 @@ def test_every_stage_learns_what_the_ends_train_on_and_nobody_trains_where_they_
     manifest = tiny_run(SPLIT, data=DATA)
     public, own = bytes.fromhex(manifest.data.manifest.sha256), hashlib.sha256(b"own").digest()
 
-    def said(first: bytes, last: bytes) -> list[Any]:
-        mine = [first, None, last]
+    def said(first: bytes, last: bytes, between: bytes | None = None) -> list[Any]:
+        mine = [first, between, last]
         return together(3, lambda stage, previous, next: agree(manifest, mine[stage], 40, previous, next))
 
     assert said(public, public) == [False] * 3
     assert said(own, own) == [True] * 3
     for refused in said(own, public):
         assert isinstance(refused, PipeBroken)
-        assert f"private data {own.hex()[:12]} and the run's data: start both" in str(refused)
+        assert f"private data {own.hex()[:12]} and the run's data: start all" in str(refused)
     assert agree(manifest, own, 0, None, None) is True
+    assert said(own, own, own) == [True] * 3, "where all stages read data"
+    for refused in said(own, own, public):
+        assert isinstance(refused, PipeBroken) and "the run's data" in str(refused)
 
 
 def test_a_neighbour_that_says_nonsense_breaks_the_pipe_only(tiny_run: Callable[..., Manifest]) -> None:
@@ -97,7 +100,7 @@ def test_a_replica_trains_on_its_folder_and_every_contribution_says_so(
     assert [trained.private_data for trained in public] == [False] * 3
     assert public[0].payload != own[0].payload
     mixed = _train(manifest, [private, None, dataset], tmp_path / "c", blobs, together)
-    assert all("start both with the same --private-data" in str(refused) for refused in mixed)
+    assert all("start all with the same --private-data" in str(refused) for refused in mixed)
     again = _train(manifest, [private, None, private], tmp_path / "d", blobs, together)
     assert [one.payload for one in again] == [one.payload for one in own]
 

@@ -17,6 +17,7 @@ from dlx.training.models.stages import initialise
 from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner
+from tests.training.conftest import ROWS
 from tests.training.inner.ranked import meet
 from tests.training.inner.stepping import TOTAL, distance, steps
 
@@ -98,6 +99,35 @@ def test_a_stage_on_two_ranks_fits_between_stages_on_one(
     assert distance(alone, shared, initialise(manifest, stage)) < 5e-5
     assert isinstance(shared, RankedLoop)
     shared.close()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_rows_of_conversations_are_shared_too(
+    group: Group,
+    tiny_run: Callable[..., Manifest],
+    row_dataset: Dataset,
+    together: Callable[..., list[Any]],
+    stage: int,
+) -> None:
+    """Every sample has another number of tokens that count."""
+    manifest = tiny_run([(0, 1), (1, 2), (2, 3)], data=ROWS, inner=OPTIMISERS["adamw"])
+
+    def losses(ranked: int | None) -> list[float]:
+        loops = [
+            (_two(group, manifest, row_dataset, one) if one == ranked else _one(manifest, row_dataset, one))
+            for one in range(3)
+        ]
+        made = together(
+            3,
+            lambda one, *links: [
+                loops[one].step(index, TOTAL, loops[one].positions(index), *links) for index in range(3)
+            ],
+        )
+        if isinstance(shared := loops[stage], RankedLoop):
+            shared.close()
+        return list(made[0])
+
+    assert losses(stage) == pytest.approx(losses(None), rel=1e-5)
 
 
 @pytest.mark.parametrize("checkpoint", ["layers", "selective"])

@@ -39,6 +39,9 @@ FAMILIES = {  # each stepped by one of the two
     "gpt_neox": "muon",  # queries, keys and values in one, and biases
     "olmo2": "adamw",  # attention that is left whole
     "qwen3_moe": "muon",
+    "granite": "muon",  # embeddings, layers and logits that are scaled
+    "glm4": "muon",  # gate and up in one, which is left whole
+    "gemma2": "muon",  # scores and logits that are capped
     "gemma3_text": "adamw",  # an embedding that is scaled, and the head
 }
 QUARTERED = ("llama", "gpt_neox", "qwen3_moe", "gemma3_text")  # whose matrices, tokens and experts can all be cut

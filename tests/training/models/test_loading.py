@@ -67,7 +67,7 @@ def pulled(
             manifest = tiny_run(SPLITS[1], model=Model(config))
             folder = tmp_path_factory.mktemp("pulled") / "model"
             files = [blobs / blob.sha256 for blob in manifest.genesis]
-            export(manifest, files, folder, *((vocabulary, usage) if tokenised else ()))
+            export(manifest, files, folder, *((vocabulary, usage) if tokenised else (Vocabulary.of_bytes(),)))
             hidden = loading.IDS
             with torch.inference_mode():
                 for stage in build_stages(manifest):

@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch._inductor.exc import InvalidCxxCompiler
 
-from dlx.training.models.placement import Placement, PlacementError, check, cores, lacking, settle, wrong_device
+from dlx.ground.limits import cores
+from dlx.training.models import placement
+from dlx.training.models.placement import Placement, PlacementError, check, lacking, settle, unused_gpu, wrong_device
 from tests.training.devices import DEVICES
 
 
@@ -95,3 +97,14 @@ def test_devices_that_do_not_go_together(
     monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name == "gloo")
     with pytest.raises(PlacementError, match=reason):
         settle(Placement(devices=devices))
+
+
+@pytest.mark.skipif(torch.cuda.is_available() or torch.version.cuda is not None, reason="this torch can use a GPU")
+def test_a_gpu_that_torch_cannot_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {"/dev/nvidia[0-9]*": ["/dev/nvidia0"]}
+    monkeypatch.setattr(placement, "glob", lambda pattern: here.get(pattern, []))
+    assert unused_gpu() == (
+        f"this machine has an NVIDIA GPU, and torch {torch.__version__} was built without support for it"
+    )
+    here.clear()
+    assert unused_gpu() is None

@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from dlx.ground.merkle import file_root
 from dlx.training.models import weights
 from dlx.training.models.export import export
 from dlx.training.models.pretrained import Checkpoint, read_config
 from dlx.training.recipe.draft import Draft, complete, draft_from_toml
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import BlobRef
+from dlx.training.recipe.recipe import BlobRef, WeightsRef
 from dlx.training.recipe.strict import ManifestError
 from tests.training.recipe.test_families import CASES
 
@@ -57,7 +58,7 @@ def _logits_of_run(draft: Draft, blobs: Path, out: Path) -> tuple[Tensor, Any]:
     checkpoint, genesis = Checkpoint(draft), []
     for stage in range(len(draft.stages)):
         name = weights.write_blob(checkpoint.weights(stage), blobs).hex()
-        genesis.append(BlobRef(name, (blobs / name).stat().st_size))
+        genesis.append(WeightsRef(name, (blobs / name).stat().st_size, file_root(blobs / name).hex()))
     manifest: Manifest = complete(draft, genesis, BlobRef("ab" * 32, 1))
     export(manifest, [blobs / blob.sha256 for blob in genesis], out)
     model = AutoModelForCausalLM.from_pretrained(out)
@@ -128,6 +129,7 @@ def test_a_checkpoint_in_several_files(tmp_path: Path) -> None:
 
 _LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LLAMA3 |= {"original_max_position_embeddings": 16}
+_LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "short_factor": [1.0], "long_factor": [2.0]}
 
 
 @pytest.fixture(scope="module")
@@ -144,21 +146,21 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (
             {"model_type": "bloom"},
-            "model_type: expected one of gemma3_text, gpt2, gpt_neox, llama, mistral, olmo2, opt, qwen2, qwen3, "
-            "qwen3_moe, smollm3, got",
+            "model_type: expected one of gemma2, gemma3_text, glm, glm4, gpt2, gpt_neox, granite, llama, ministral, "
+            "mistral, olmo2, olmo3, opt, phi3, qwen2, qwen3, qwen3_moe, smollm3, got",
         ),
         ({"model_type": None}, "model_type: expected one of"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "rope_parameters: expected {"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_parameters: expected {"),
+        ({"rope_parameters": _LONGROPE}, 'rope_scaling.rope_type: not a supported value, got "longrope"'),
+        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type: not"),
         ({"head_dim": 4}, "head_dim: expected 8, got 4"),
-        ({"rope_parameters": _LLAMA3 | {"factor": None}}, "rope_factor: expected a number > 0.0, got 0"),
+        ({"rope_parameters": _LLAMA3 | {"factor": None}}, "rope_scaling.factor: missing"),
         (
             {"rope_parameters": _LLAMA3 | {"high_freq_factor": 0.5}},
-            "rope_high_freq_factor: expected more than",
+            "rope_scaling.high_freq_factor: expected more than",
         ),
         ({"hidden_act": "tanh"}, "hidden_act: not a supported value"),
-        ({"auto_map": {"AutoModelForCausalLM": "evil.Evil"}}, "auto_map: such a model is not supported"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config: such a model is not supported"),
+        ({"auto_map": {"AutoModelForCausalLM": "evil.Evil"}}, "auto_map = {"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config = {"),
         ({"num_hidden_layers": 10**12}, "expected 1 to 1024 layers"),
         ({"vocab_size": 10**15}, "vocab_size: expected a whole number <= 1048576"),
         ({"vocab_size": "many"}, "not a config of llama ("),

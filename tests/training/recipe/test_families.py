@@ -2,29 +2,45 @@
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -35,11 +51,13 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
+from dlx.training.data.rows import BEGINS, IDS, SILENT
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.pipeline import Link, run_step
 from dlx.training.models.evaluate import heldout_loss, heldout_loss_of_stages
 from dlx.training.models.export import export
 from dlx.training.models.stages import initialise, stage_shapes
+from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.families import FAMILIES
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Model, parse_model
@@ -55,9 +73,15 @@ _GPT2 = {"vocab_size": 256, "n_embd": 16, "n_layer": 3, "n_head": 2, "n_position
 _OPT = _SIZES | {"ffn_dim": 24, "max_position_embeddings": 32}
 _MOE = _SIZES | {"max_position_embeddings": 32, "num_key_value_heads": 1, "num_experts": 4, "num_experts_per_tok": 2}
 _MOE |= {"moe_intermediate_size": 24, "norm_topk_prob": True}
-_LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LLAMA3 |= {"original_max_position_embeddings": 8}
-_LLAMA3_FLAT = {"rope_factor": 4.0, "rope_original_max_position_embeddings": 8}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+_LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.25], "long_factor": [2.0, 4.0, 8.0]}
+_LONGROPE |= {"original_max_position_embeddings": 16}
+_LINEAR = {"rope_type": "linear", "factor": 8.0}
+_CAPS = {"attn_logit_softcapping": 0.001, "final_logit_softcapping": 0.05}
+_GRANITE = {"embedding_multiplier": 12.0, "attention_multiplier": 0.3, "residual_multiplier": 0.22}
+_GRANITE |= {"logits_scaling": 8.0}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 # Of each: the manifest's config, and transformers' own classes and options for the same model.
@@ -80,6 +104,21 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any, dict[str, Any]]] = {
         Qwen3Config,
         _ROTARY | {"num_key_value_heads": 1, "head_dim": 12},
     ),
+    "qwen3, scaled by yarn": (
+        _ROTARY | {"model_type": "qwen3", "num_key_value_heads": 1, "rope_theta": 500.0, "rope_scaling": _YARN},
+        Qwen3ForCausalLM,
+        Qwen3Config,
+        _ROTARY | {"num_key_value_heads": 1, "head_dim": 8, "rope_parameters": _YARN | {"rope_theta": 500.0}},
+    ),
+    "ministral": (
+        _ROTARY
+        | {"model_type": "ministral", "num_key_value_heads": 1, "sliding_window": 5, "sliding_window_pattern": 2},
+        MinistralForCausalLM,
+        MinistralConfig,
+        _ROTARY
+        | {"num_key_value_heads": 1, "head_dim": 8, "sliding_window": 5}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    ),
     "mistral": (
         _ROTARY | {"model_type": "mistral", "num_key_value_heads": 1, "sliding_window": 17},
         MistralForCausalLM,
@@ -93,10 +132,10 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any, dict[str, Any]]] = {
         _ROTARY | {"num_key_value_heads": 1, "sliding_window": 5},
     ),
     "llama, as 3.1": (
-        _ROTARY | {"model_type": "llama", "num_key_value_heads": 1, "rope_type": "llama3"} | _LLAMA3_FLAT,
+        _ROTARY | {"model_type": "llama", "num_key_value_heads": 1, "rope_scaling": _LLAMA3},
         LlamaForCausalLM,
         LlamaConfig,
-        _ROTARY | {"num_key_value_heads": 1, "rope_parameters": _LLAMA3},
+        _ROTARY | {"num_key_value_heads": 1, "rope_parameters": _LLAMA3 | {"rope_theta": 10000.0}},
     ),
     "olmo2": (
         _ROTARY | {"model_type": "olmo2", "num_key_value_heads": 1},
@@ -104,20 +143,83 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any, dict[str, Any]]] = {
         Olmo2Config,
         _ROTARY | {"num_key_value_heads": 1},
     ),
+    "olmo3": (
+        _ROTARY
+        | {"model_type": "olmo3", "num_key_value_heads": 1, "sliding_window": 5, "sliding_window_pattern": 2}
+        | {"rope_scaling": _YARN | {"attention_factor": 1.25, "beta_fast": 16.0}},
+        Olmo3ForCausalLM,
+        Olmo3Config,
+        _ROTARY
+        | {"num_key_value_heads": 1, "sliding_window": 5}
+        | {"rope_scaling": _YARN | {"attention_factor": 1.25, "beta_fast": 16.0}}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "granite": (
+        _ROTARY | {"model_type": "granite", "num_key_value_heads": 1} | _GRANITE,
+        GraniteForCausalLM,
+        GraniteConfig,
+        _ROTARY | {"num_key_value_heads": 1} | _GRANITE,
+    ),
+    "phi3": (
+        _ROTARY | {"model_type": "phi3", "num_key_value_heads": 1, "partial_rotary_factor": 0.75},
+        Phi3ForCausalLM,
+        Phi3Config,
+        _ROTARY
+        | {"num_key_value_heads": 1, "pad_token_id": None}
+        | {"rope_parameters": _ROPE | {"partial_rotary_factor": 0.75}},
+    ),
+    "phi3, samples longer than its window": (
+        _ROTARY | {"model_type": "phi3", "num_key_value_heads": 2, "sliding_window": 5},
+        Phi3ForCausalLM,
+        Phi3Config,
+        _ROTARY | {"num_key_value_heads": 2, "sliding_window": 5, "pad_token_id": None},
+    ),
+    "phi3, scaled by longrope": (
+        _ROTARY
+        | {"model_type": "phi3", "num_key_value_heads": 2, "partial_rotary_factor": 0.75}
+        | {"rope_scaling": _LONGROPE},
+        Phi3ForCausalLM,
+        Phi3Config,
+        _ROTARY
+        | {"num_key_value_heads": 2, "pad_token_id": None, "original_max_position_embeddings": 16}
+        | {"rope_parameters": _LONGROPE | {"rope_theta": 10000.0, "partial_rotary_factor": 0.75}},
+    ),
+    "glm": (
+        _ROTARY | {"model_type": "glm", "num_key_value_heads": 1, "head_dim": 12},
+        GlmForCausalLM,
+        GlmConfig,
+        _ROTARY | {"num_key_value_heads": 1, "head_dim": 12, "pad_token_id": None},
+    ),
+    "glm4": (
+        _ROTARY | {"model_type": "glm4", "num_key_value_heads": 1, "head_dim": 12},
+        Glm4ForCausalLM,
+        Glm4Config,
+        _ROTARY | {"num_key_value_heads": 1, "head_dim": 12, "pad_token_id": None},
+    ),
     "smollm3": (
         _ROTARY | {"model_type": "smollm3", "num_key_value_heads": 1, "no_rope_layer_interval": 2},
         SmolLM3ForCausalLM,
         SmolLM3Config,
         _ROTARY | {"num_key_value_heads": 1, "no_rope_layer_interval": 2, "pad_token_id": None},
     ),
+    "gemma2": (
+        _ROTARY
+        | {"model_type": "gemma2", "num_key_value_heads": 1, "head_dim": 12, "sliding_window": 7}
+        | {"query_pre_attn_scalar": 9}
+        | _CAPS,
+        Gemma2ForCausalLM,
+        Gemma2Config,
+        _ROTARY | {"num_key_value_heads": 1, "head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 9} | _CAPS,
+    ),
     "gemma3_text": (
         _ROTARY
         | {"model_type": "gemma3_text", "num_key_value_heads": 1, "head_dim": 12, "sliding_window": 7}
-        | {"sliding_window_pattern": 2, "query_pre_attn_scalar": 9},
+        | {"sliding_window_pattern": 2, "query_pre_attn_scalar": 9, "rope_scaling": _LINEAR},
         Gemma3ForCausalLM,
         Gemma3TextConfig,
         _ROTARY
         | {"num_key_value_heads": 1, "head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 9}
+        | {"rope_scaling": _LINEAR}
         | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     ),
     "qwen3_moe": (
@@ -152,8 +254,7 @@ _NO_DROPOUT = {"dropout": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdro
 
 def full(config: dict[str, Any]) -> dict[str, Any]:
     """With the family's defaults, as reading a draft fills them in."""
-    parsed = parse_model(Model(config))
-    return {key: getattr(parsed, key) for key in parsed.__struct_fields__}
+    return msgspec.to_builtins(parse_model(Model(config)))
 
 
 @pytest.fixture
@@ -218,7 +319,43 @@ def test_gradients_are_those_of_the_unsplit_model_bit_for_bit(
         assert list(shapes.items()) == list(stage_shapes(manifest, stage).items())
 
 
-@pytest.mark.parametrize("case", ["gpt2", "opt, as its 350m", "qwen2", "gemma3_text"])
+def _words() -> torch.Tensor:
+    """Four rows of 17: of documents that begin at these places, of which some tokens count."""
+    words = torch.randint(1, 256, (4, 17), generator=torch.Generator().manual_seed(3))
+    for row, begins in zip(words, ([0, 5, 6], [0], [0, 1, 11, 16], [0, 8]), strict=True):
+        row[begins] |= BEGINS | SILENT
+    words[:, 3:5] |= SILENT
+    words[3, 8:] |= SILENT  # what is left at a row's end
+    return words
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_documents_of_a_row_are_trained_as_if_each_were_alone(
+    case: str, tiny_run: Callable[..., Manifest], build_stages: Callable[..., Any], together: Callable[..., Any]
+) -> None:
+    data = DraftData(source=["x"], sequence_length=16, batch_size=4, micro_batches=2, seed=7, chat=True)
+    manifest = tiny_run(SPLITS[2], model=Model(full(CASES[case][0])), data=data)
+    models, words = build_stages(manifest), _words()
+    reference = _unsplit(case, {name: tensor for model in models for name, tensor in model.state_dict().items()})
+    count = int((words[:, 1:] & SILENT == 0).sum())
+    expected_loss = 0.0
+    for row in words:
+        ends = [*(int(place) for place in (row & BEGINS).nonzero()), 17]
+        for low, high in pairwise(ends):
+            document, counts = row[low:high] & IDS, row[low + 1 : high] & SILENT == 0
+            if counts.any():
+                logits = reference(document[None, :-1]).logits[0]
+                loss = functional.cross_entropy(logits[counts], document[1:][counts], reduction="sum") / count
+                loss.backward()
+                expected_loss += loss.item()
+    *_, loss = together(3, lambda stage, *links: run_step(models[stage], 0, words.split(2), *links))
+    assert float(loss) == pytest.approx(expected_loss, rel=1e-6)
+    found = {name: parameter.grad for model in models for name, parameter in model.named_parameters()}
+    for name, parameter in reference.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "opt, as its 350m", "qwen2", "gemma2", "gemma3_text", "granite"])
 def test_tied_embeddings_work_in_one_stage(
     case: str, family_run: Callable[..., Manifest], dataset: Dataset, build_stages: Callable[..., Any], blobs: Path,
     tmp_path: Path,
@@ -241,7 +378,7 @@ def test_tied_embeddings_work_in_one_stage(
 
 
 @pytest.mark.parametrize("split", SPLITS[1:], ids=len)
-@pytest.mark.parametrize("case", ["gpt2", "opt, as its 350m", "gemma3_text"])
+@pytest.mark.parametrize("case", ["gpt2", "opt, as its 350m", "gemma3_text", "granite"])
 def test_tied_embeddings_work_in_several_stages(
     case: str, split: list[tuple[int, int]], family_run: Callable[..., Manifest], dataset: Dataset,
     build_stages: Callable[..., Any], together: Callable[..., Any], blobs: Path, tmp_path: Path,
@@ -305,7 +442,7 @@ def test_first_weights_are_the_familys(case: str, family_run: Callable[..., Mani
         assert float(tensor.mean()) == pytest.approx(float(theirs[name].detach().mean()), abs=0.01), name
 
 
-@pytest.mark.parametrize("case", ["llama", "gpt2", "opt, as its 350m", "gemma3_text", "qwen3_moe"])
+@pytest.mark.parametrize("case", ["llama", "gpt2", "opt, as its 350m", "gemma2", "gemma3_text", "qwen3_moe"])
 def test_checkpointed_activations_give_the_same_bits(
     case: str, family_run: Callable[..., Manifest], dataset: Dataset, build_stages: Callable[..., Any],
     together: Callable[..., Any],
@@ -328,7 +465,9 @@ def test_checkpointed_activations_give_the_same_bits(
         assert all(torch.equal(gradients[name], gradient) for name, gradient in found[0][1].items())
 
 
-@pytest.mark.parametrize("case", ["llama", "gpt2", "gpt_neox", "olmo2", "gemma3_text", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "case", ["llama", "gpt2", "gpt_neox", "olmo2", "gemma2", "gemma3_text", "qwen3_moe", "granite"]
+)
 def test_bfloat16_changes_the_products_and_not_the_interface(
     case: str, tiny_run: Callable[..., Manifest], dataset: Dataset, build_stages: Callable[..., Any],
     together: Callable[..., Any],
@@ -368,21 +507,35 @@ def test_bfloat16_changes_the_products_and_not_the_interface(
         ("qwen3_moe", {"num_experts_per_tok": 5}, "model.config.num_experts_per_tok: expected at most num_experts (4)"),
         (
             "llama, as 3.1",
-            {"rope_high_freq_factor": 1.0},
-            "model.config.rope_high_freq_factor: expected more than rope",
+            {"rope_scaling": _LLAMA3 | {"high_freq_factor": 1.0}},
+            "model.config.rope_scaling.high_freq_factor: expected more than low_freq_factor (1), got 1.0",
         ),
         ("gemma3_text", {"head_dim": 7}, "model.config.head_dim: expected an even number"),
-        ("llama", {"rope_scaling": "dynamic"}, "model.config.rope_scaling: unknown key"),
+        ("llama", {"rope_scaling": "dynamic"}, "model.config.rope_scaling: expected a table"),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic"}}, "model.config.rope_scaling.rope_type: not a supported"),
+        ("qwen3", {"rope_scaling": _LONGROPE}, "model.config.rope_scaling.rope_type: not a supported value"),
+        ("phi3", {"rope_scaling": _YARN}, "model.config.rope_scaling.rope_type: not a supported value"),
+        ("qwen3", {"rope_scaling": _YARN | {"mscale": 1.0}}, "model.config.rope_scaling.mscale: unknown key"),
+        ("qwen3", {"rope_scaling": _YARN | {"beta_slow": 40.0}}, "model.config.rope_scaling.beta_fast: expected more"),
+        ("qwen3", {"rope_scaling": _YARN, "rope_theta": 1.0}, "model.config.rope_theta: expected more than 1"),
+        (
+            "phi3, samples longer than its window",
+            {"rope_scaling": _LONGROPE},
+            "model.config.rope_scaling.short_factor: expected 4 factors, one for each pair of dimensions, got 3",
+        ),
+        (
+            "phi3, scaled by longrope",
+            {"rope_scaling": _LONGROPE | {"original_max_position_embeddings": 15}},
+            "data.sequence_length: expected at most model.config.rope_scaling.original_max_position_embeddings (15)",
+        ),
+        ("gemma2", {"attn_logit_softcapping": -1.0}, "model.config.attn_logit_softcapping: expected a number >= 0.0"),
     ],
 )
 def test_a_config_that_cannot_be_names_the_key(
     case: str, changes: dict[str, Any], message: str, family_run: Callable[..., Manifest]
 ) -> None:
-    config = CASES[case][0]
-    draft = tiny_draft(
-        SPLITS[1], model=Model((full(config) if not changes.keys() - full(config) else config) | changes)
-    )
     with pytest.raises(ManifestError) as caught:
+        draft = tiny_draft(SPLITS[1], model=Model(full(CASES[case][0] | changes)))
         check(draft, parse_model(draft.model))
     assert str(caught.value).startswith(message)
     assert json.dumps(str(caught.value)).isascii()

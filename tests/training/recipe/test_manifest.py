@@ -1,7 +1,9 @@
 import copy
+import json
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,18 @@ import pytest
 import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec.structs import FieldInfo, replace
 
 from dlx.training.recipe.draft import complete, draft_from_toml
+from dlx.training.recipe.families import FAMILIES
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, canonical_bytes, manifest_hash, parse
-from dlx.training.recipe.recipe import BlobRef, activation_bytes
+from dlx.training.recipe.recipe import Adaptive, Average, BlobRef, WeightsRef, activation_bytes
 from dlx.training.recipe.strict import ManifestError
+
+GROUPED = {  # keys of the families that docs/protocol/manifest.md calls so
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "max_position_embeddings",
+    "rms_norm_eps", "rope_theta", "rope_scaling", "initializer_range",
+}  # fmt: skip
 
 TOML = """
 name = "demo"
@@ -56,9 +64,9 @@ def toml(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    blob = BlobRef("ab" * 32, 1000)
+    blob = WeightsRef("ab" * 32, 1000, "cd" * 32)
     draft = draft_from_toml(_write_draft(tmp_path_factory.mktemp("draft")))
-    return complete(draft, [blob, blob], blob, salt=bytes(32))
+    return complete(draft, [blob, blob], BlobRef("ab" * 32, 1000), salt=bytes(32))
 
 
 def test_a_manifest_survives_its_canonical_bytes(manifest: Manifest) -> None:
@@ -69,13 +77,55 @@ def test_a_manifest_survives_its_canonical_bytes(manifest: Manifest) -> None:
 
 
 def test_the_hash_of_a_known_manifest_never_changes(manifest: Manifest) -> None:
-    assert manifest_hash(manifest).hex() == "e6f8bcbdc7d0f5a2ceb499d620757922256a8fac4bf3d828597316a407c4abce"
+    assert manifest_hash(manifest).hex() == "54083377e7044619012aa0ee964b27d770e2598267d799f9c512b5dfcf0f92f6"
+
+
+def test_the_protocol_lists_every_field_of_a_manifest(manifest: Manifest) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "protocol" / "manifest.md").read_text()
+    stated = msgspec.to_builtins(manifest) | {"model": {}}
+    named = [*stated, *(key for part in stated.values() if isinstance(part, dict) for key in part)]
+    named += [field.name for kind in (Adaptive, Average) for field in msgspec.structs.fields(kind)]
+    assert not [key for key in named if f"`{key}`" not in page and f".{key}`" not in page and f"`{key}." not in page]
+    for family, kind in FAMILIES.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{family}`"))
+        keys = {field.name for field in msgspec.structs.fields(kind)} - {"model_type"}
+        common = {"vocab_size", "tie_word_embeddings"} | (GROUPED if "(grouped)" in row else set())
+        assert set(re.findall(r"`(\w+)`", row)) - {family} == keys - common, family
+
+
+def test_the_operators_guide_lists_every_familys_keys_and_defaults() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "operator.md").read_text()
+    usual = {one.name: one for one in msgspec.structs.fields(FAMILIES["llama"]) if one.name in GROUPED}
+
+    def listed(fields: Iterable[FieldInfo], required: bool) -> str:
+        given = [one for one in fields if one.required == required]
+        return ", ".join(f"`{one.name}`" + ("" if required else f" {json.dumps(one.default)}") for one in given)
+
+    start = page.index("All but\n`gpt2`")
+    common = " ".join(page[start : page.index("| family", start)].split())
+    assert f"{listed(usual.values(), True)}, {listed(usual.values(), False)}." in common
+    for family, kind in FAMILIES.items():
+        fields = [one for one in msgspec.structs.fields(kind) if one.name not in _EVERYWHERE]
+        if usual.keys() <= {one.name for one in fields}:
+            fields = [one for one in fields if one.name not in usual or one.default != usual[one.name].default]
+        assert f"\n| `{family}` | {listed(fields, True)} | {listed(fields, False)} |\n" in page
+
+
+_EVERYWHERE = ("model_type", "vocab_size", "tie_word_embeddings")
+
+
+def test_a_chain_id_that_canonical_json_cannot_write_is_refused(manifest: Manifest) -> None:
+    lineage = {"chain_id": 1 << 53, "ledger": "0x" + 40 * "0", "run": "0x" + 64 * "0", "version": 1}
+    raw = msgspec.to_builtins(manifest) | {"lineage": lineage}
+    with pytest.raises(ManifestError, match=r"^lineage\.chain_id: "):
+        parse(msgspec.json.encode(raw))
 
 
 def test_two_runs_from_one_draft_differ_by_their_salt(toml: Path) -> None:
-    blob = BlobRef("ab" * 32, 1000)
+    blob = WeightsRef("ab" * 32, 1000, "cd" * 32)
     draft = draft_from_toml(toml)
-    assert complete(draft, [blob, blob], blob).salt != complete(draft, [blob, blob], blob).salt
+    data = BlobRef("ab" * 32, 1000)
+    assert complete(draft, [blob, blob], data).salt != complete(draft, [blob, blob], data).salt
 
 
 def test_a_draft_fills_in_the_defaults_and_finds_its_sources(toml: Path) -> None:
@@ -167,21 +217,21 @@ def _set(path: str, value: Any) -> Callable[[dict], None]:
         ("outer.nesterov", True, "outer.nesterov: expected false, or outer.momentum > 0, got true"),
         ("min_replicas", 9, "min_replicas: expected at most max_replicas (8), got 9"),
         ("max_replicas", 65, "max_replicas: expected a whole number <= 64, got 65"),
-        ("quorum.numerator", 4, "quorum.numerator: expected at most quorum.denominator (3), got 4"),
-        ("quorum.numerator", 1, "quorum.numerator: expected more than half of quorum.denominator (3), got 1"),
+        ("quorum.numerator", 9, "quorum.numerator: expected at most quorum.denominator (8), got 9"),
+        ("quorum.numerator", 1, "quorum.numerator: expected more than half of quorum.denominator (8), got 1"),
         ("quorum", {"numerator": 1, "denominator": 65535}, "quorum.numerator: expected more than half of quorum"),
         ("timing.start_time", 1 << 36, "timing.start_time: expected a whole number <= 68719476735"),
         ("plan.inner_steps", 100_001, "plan.inner_steps: expected a whole number <= 100000"),
         ("timing.round_timeout", 29, "timing.round_timeout: expected at least straggler_grace + proposal_timeout"),
         ("timing.round_timeout", 60.5, "timing.round_timeout: expected a whole number, got a number"),
         ("timing.straggler_grace", 0, "timing.straggler_grace: expected a number >= 0.1, got 0"),
-        ("rounds", 1 << 60, "rounds: expected a whole number <= 10000000"),
+        ("rounds", 1 << 60, "rounds: expected a whole number <= 1000000"),
         ("rounds", True, "rounds: expected a whole number, got true or false"),
         ("data.seed", -1, "data.seed: expected a whole number >= 0, got -1"),
         (
             "model.config.model_type",
             "bloom",
-            "model.config.model_type: expected one of gemma3_text, gpt2, gpt_neox, llama, ",
+            "model.config.model_type: expected one of gemma2, gemma3_text, glm, glm4, gpt2, gpt_neox, ",
         ),
         ("model.config.auto_map", "evil.py", "model.config.auto_map: unknown key"),
         ("model.config.attention_dropout", 0.1, "model.config.attention_dropout: unknown key"),
@@ -195,7 +245,12 @@ def _set(path: str, value: Any) -> Callable[[dict], None]:
         ("average", {"versions": 1, "every": 10}, "average.versions: expected a whole number >= 2"),
         ("model.config.hidden_size", 126, "model.config.hidden_size: expected a multiple of 2 x num_attention_heads"),
         ("model.config.num_key_value_heads", 3, "model.config.num_key_value_heads: expected a divisor of "),
-        ("model.config.rope_scaling", {"a": [1]}, "model.config[...]: expected a plain value, got a table"),
+        ("model.config.rope_scaling", {"a": [1]}, "model.config.rope_scaling.rope_type: missing"),
+        (
+            "model.config.rope_scaling",
+            {"a": {}},
+            ("model.config.rope_scaling", [1], "model.config.rope_scaling: expected a table"),
+        ),
         ("\x1b[31m\n", 1, "\\u001b[31m\\n: unknown key"),
     ],
 )
@@ -271,7 +326,7 @@ def test_any_value_anywhere_is_refused_or_makes_a_sound_manifest(manifest: Manif
     place = raw
     while True:
         key = data.draw(st.sampled_from(sorted(place)) if isinstance(place, dict) else st.integers(0, len(place) - 1))
-        if isinstance(place[key], (dict, list)) and data.draw(st.booleans()):
+        if isinstance(place[key], (dict, list)) and place[key] and data.draw(st.booleans()):
             place = place[key]
             continue
         place[key] = data.draw(_JSON)

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from dlx.training.recipe.advice import stable_below, warnings
+from dlx.training.recipe.advice import FINE_TUNING, stable_below, warnings
 from dlx.training.recipe.draft import draft_from_toml
-from dlx.training.recipe.recipe import Outer
+from dlx.training.recipe.recipe import Adapter, Outer
 from dlx.training.recipe.strict import ManifestError
 from tests.training.recipe.test_families import CASES
 
@@ -151,9 +151,9 @@ batch_size = 2
     ("inner", "said"),
     [
         ("", "inner.lr 0.004, inner.matrix_lr 0.01 may undo that"),
-        ("lr = 1e-4", "about inner.matrix_lr 0.00033"),
-        ("matrix_lr = 1e-4", "about inner.lr 0.00013"),
-        ('optimiser = "adamw"\nlr = 1e-2', "about inner.lr 0.00013"),
+        ("lr = 1e-4", "about inner.matrix_lr 0.001"),
+        ("matrix_lr = 1e-4", "about inner.lr 0.0004"),
+        ('optimiser = "adamw"\nlr = 1e-2', "about inner.lr 0.0004"),
         ('optimiser = "adamw"\nlr = 2e-5', ""),
         ("lr = 4e-4\nmatrix_lr = 1e-3", ""),
     ],
@@ -167,4 +167,87 @@ def test_who_trains_a_trained_model_at_the_rates_of_drawn_weights_is_warned(
     (tmp_path / "run.toml").write_text(f"{SOURCE}[inner]\n{inner}")
     found = warnings(draft_from_toml(tmp_path / "run.toml"))
     assert [said in one for one in found] == [True] * bool(said), found
-    assert not warnings(draft_from_toml(draft(tmp_path, tables=f"[inner]\n{inner}"))), "weights that are drawn bear it"
+    drawn = warnings(draft_from_toml(draft(tmp_path, tables=f"[inner]\n{inner}")))
+    assert not any("may undo" in one for one in drawn), "weights that are drawn bear it"
+    assert any("suits a trained model" in one for one in drawn) == (inner in TINY_RATES)
+
+
+TINY_RATES = ("matrix_lr = 1e-4", 'optimiser = "adamw"\nlr = 2e-5')
+
+
+def test_a_kind_brings_its_rates_and_wants_a_model(tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(CASES["llama"][0]))
+    (tmp_path / "text.txt").write_text("some text")
+    path = tmp_path / "run.toml"
+    path.write_text(f'kind = "finetune"\npreset = "sparse"\n{SOURCE}[inner]\nlr = 2e-4')
+    found = draft_from_toml(path)
+    assert (found.inner.lr, found.inner.matrix_lr) == (2e-4, FINE_TUNING.matrix_lr), "the draft's own, the kind's"
+    assert (found.codec.name, found.inner.final) == ("topk", 0.02), "what the kind leaves open is the preset's"
+    assert not warnings(found)
+    path.write_text(f'kind = "tune"\n{SOURCE}')
+    with pytest.raises(ManifestError, match="kind: expected one of pretrain, finetune, lora"):
+        draft_from_toml(path)
+    for text in (f'kind = "lora"\n{SOURCE}', f"{SOURCE}[adapter]\nrank = 8\n"):
+        path.write_text(text)
+        adapted = draft_from_toml(path)
+        assert (adapted.kind, adapted.adapter, adapted.inner.optimiser) == ("lora", Adapter(), "adamw")
+        assert not warnings(adapted)
+    path.write_text(f"{SOURCE}[adapter]\n[inner]\nlr = 0.1")
+    assert "no rate for an adapter's factors" in warnings(draft_from_toml(path))[0]
+    path.write_text(f'kind = "finetune"\n{SOURCE}[adapter]\n')
+    with pytest.raises(ManifestError, match="adapter: finetune trains all weights"):
+        draft_from_toml(path)
+    with pytest.raises(ManifestError, match=r"kind: finetune starts from a trained model: .* model\.source"):
+        draft_from_toml(draft(tmp_path, 'kind = "finetune"\n'))
+
+
+@pytest.mark.parametrize(
+    ("precision", "inner", "warned"),
+    [
+        ("bfloat16", 'optimiser = "adamw"\nlr = 8e-3', True),
+        ("bfloat16", 'optimiser = "adamw"\nlr = 6e-3', False),
+        ("float32", 'optimiser = "adamw"\nlr = 8e-3', False),
+        ("bfloat16", "lr = 8e-3", False),
+    ],
+)
+def test_a_rate_at_which_unlike_machines_spread_is_warned_of(
+    tmp_path: Path, precision: str, inner: str, warned: bool
+) -> None:
+    found = warnings(draft_from_toml(draft(tmp_path, f'precision = "{precision}"', f"[inner]\n{inner}\n")))
+    assert ["unlike machines may find each other's work false" in one for one in found] == [True] * warned
+
+
+@pytest.mark.parametrize(("optimiser", "warned"), [("adamw", True), ("muon", False)])
+def test_gemma_with_adamw_is_warned_of(tmp_path: Path, optimiser: str, warned: bool) -> None:
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(CASES["gemma2"][0]))
+    (tmp_path / "text.txt").write_text("some text")
+    (tmp_path / "run.toml").write_text(f'kind = "finetune"\n{SOURCE}[inner]\noptimiser = "{optimiser}"\n')
+    found = warnings(draft_from_toml(tmp_path / "run.toml"))
+    assert any("model_type gemma2 with AdamW" in one for one in found) == warned, found
+
+
+def test_rates_of_small_models_are_warned_of_in_large_ones(tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    large = CASES["llama"][0] | {"hidden_size": 4096, "num_hidden_layers": 3}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(large))
+    (tmp_path / "text.txt").write_text("some text")
+    path = tmp_path / "run.toml"
+    muon = "with muon no trained model of more than 0.4M parameters was measured"
+    for kind, inner, said in (
+        ("lora", "", "about inner.lr 0.0002 is usual for an adapter"),
+        ("lora", "lr = 2e-4", ""),
+        ("lora", 'optimiser = "muon"', muon),
+        ("finetune", 'optimiser = "adamw"', "about inner.lr 2e-05 is usual for all weights"),
+        ("finetune", 'optimiser = "adamw"\nlr = 2e-5', ""),
+        ("finetune", "", muon),
+        ("finetune", "", "begin with inner.lr 2e-05, inner.matrix_lr 5e-05 for all weights"),
+        ("finetune", "lr = 2e-5", muon),
+        ("finetune", "lr = 2e-5\nmatrix_lr = 5e-5", ""),
+        ("finetune", 'optimiser = "shampoo"', "with shampoo no trained model"),
+        ("pretrain", "", muon),
+    ):
+        path.write_text(f'kind = "{kind}"\n{SOURCE}[inner]\n{inner}')
+        found = warnings(draft_from_toml(path))
+        assert [said in one for one in found] == [True] * bool(said), found

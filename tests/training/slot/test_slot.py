@@ -33,6 +33,7 @@ from dlx.training.slot.segments import SegmentState
 from dlx.training.slot.slot import Slot, SlotError
 from dlx.training.slot.trace import Boundary, Step, Trace, decode
 from dlx.training.slot.undecided import Undecided, most_undecided
+from tests.patience import PATIENCE
 
 DELAYS = {0: Outer(lr=1.0), 1: Outer(lr=0.8, delay=1, alpha=0.8)}
 AHEAD = {delay: msgspec.structs.replace(outer, ahead=0.3) for delay, outer in DELAYS.items()}
@@ -137,7 +138,7 @@ def test_a_history_follows_the_training_rule(
         steps = []
         for index in range(4):
             loss = loop.step(4 * t + index, 32, loop.positions(4 * t + index), None, None)
-            steps.append(Step(0.0, loop.norms.replica, loss))
+            steps.append(Step(0.0, loop.norms.passed_on, loop.norms.replica, loss))
         end = loop.weights()
         update = {name: (start[name] - end[name]) + residual[name] for name in start}
         for one in fold_at.get(t, []):
@@ -416,7 +417,7 @@ def test_a_segments_state_is_written_while_the_next_step_computes_its_gradients(
         return batch(self, *known)
 
     def writing(*known: Any, **named: Any) -> Any:
-        assert begun.wait(20), "the next step waits for the state to be written"
+        assert begun.wait(PATIENCE), "the next step waits for the state to be written"
         return write_blobs(*known, **named)
 
     undisturbed = history(0, "undisturbed", plan=Plan(inner_steps=SEGMENT_STEPS + 1)).round()
@@ -604,7 +605,7 @@ def _replica_round(stages: Sequence[_History], break_at: int | None = None) -> l
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     return results
 
 
@@ -723,7 +724,7 @@ def _kill_and_go_on(
         folder = tmp_path / f"killed-{kill_at}"
         process = processes.Process(target=_until_killed, args=(run.manifest, run.blobs, folder, kill_at))
         process.start()
-        process.join(60)
+        process.join(PATIENCE)
         assert process.exitcode == -signal.SIGKILL
         again = _History(run.manifest, _dataset(run.manifest, run.blobs), run.blobs, folder, left_out=(0, 1))
         assert (again.slot.last.round == _ROUNDS_BEFORE) == (kill_at >= committed_from)  # slot.json's rename

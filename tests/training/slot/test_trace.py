@@ -22,7 +22,6 @@ from dlx.training.slot.trace import (
     agreement,
     decode,
     handed_over,
-    neighbours_faults,
     size,
     stated_loss,
     trace_faults,
@@ -45,7 +44,8 @@ def _trace(stage: int, stages: int = 3, segments: int = 2, steps: int = 3) -> Tr
             Boundary(sent("a", stage - 1, one), sent("g", stage, one), sent("a", stage, one), sent("g", stage - 1, one))
             for one in range(segments)
         ),
-        tuple(Step(0.25 * stage, 1.5, 5.0 - one) for one in range(steps)),
+        tuple(Step(0.25 * stage, 0.25 * (stage + 1), 1.5, 5.0 - one) for one in range(steps)),
+        (bytes([stage]) * 65, bytes([stage + 1]) * 65),
     )
 
 
@@ -61,11 +61,12 @@ def _said(trace: Trace, **changes: Any) -> Any:
 def test_the_layout_is_the_documented_one() -> None:
     trace = _trace(1)
     data = trace.encode()
-    assert len(data) == size(2, 3) == 64 * 3 + 128 * 2 + 24 * 3
+    assert len(data) == size(2, 3) == 64 * 3 + 128 * 2 + 32 * 3 + 130
     assert data[:64] == trace.states[0].weights + trace.states[0].optimiser
     assert data[192:224] == trace.boundaries[0].activations_in
     assert data[224:256] == trace.boundaries[0].gradients_in
-    assert data[-24:] == struct.pack("<3d", 0.25, 1.5, 3.0)
+    assert data[-162:-130] == struct.pack("<4d", 0.25, 0.5, 1.5, 3.0)
+    assert data[-130:] == b"\1" * 65 + b"\2" * 65
     assert decode(data, 2, 3) == trace
 
 
@@ -78,13 +79,12 @@ def test_any_bytes_are_a_trace_or_refused_by_their_number(data: bytes, segments:
     found = decode(padded, segments, steps)
     assert found.encode() == padded
     assert isinstance(trace_faults(_said(found), 1, 3, found), list)  # whatever the numbers are
-    assert isinstance(neighbours_faults([found, None, found, found]), list)
+    assert len(agreement(found.boundaries, found.steps, behind=True)) == 32
 
 
 @pytest.mark.parametrize("stage", range(3))
 def test_an_honest_trace_has_no_fault(stage: int) -> None:
     assert trace_faults(_said(_trace(stage)), stage, 3, _trace(stage)) == []
-    assert neighbours_faults([_trace(one) for one in range(3)]) == []
     assert trace_faults(_said(_trace(0, 1)), 0, 1, _trace(0, 1)) == []
 
 
@@ -102,31 +102,22 @@ def test_another_loss_than_the_mean_of_the_steps_is_a_fault() -> None:
 
 @pytest.mark.parametrize("field", Boundary.__struct_fields__)
 @pytest.mark.parametrize("stage", range(3))
-def test_a_tampered_boundary_is_seen_beside_its_neighbour(field: str, stage: int) -> None:
-    traces = [_trace(one) for one in range(3)]
-    old = traces[stage].boundaries[1]
-    other = _hash("other") if getattr(old, field) != NO_HASH else None
-    if other is None:  # there is no such neighbour: a name at all is the fault
-        traces[stage] = replace(
-            traces[stage], boundaries=(traces[stage].boundaries[0], replace(old, **{field: _hash(0)}))
-        )
-        assert any(
-            "a neighbour that there is not" in one
-            for one in trace_faults(_said(traces[stage]), stage, 3, traces[stage])
-        )
-        return
-    traces[stage] = replace(traces[stage], boundaries=(traces[stage].boundaries[0], replace(old, **{field: other})))
-    (fault,) = neighbours_faults(traces)
-    assert f"{stage}" in fault and "name different tensors in segment 1" in fault
-    gone = replace(traces[stage], boundaries=(traces[stage].boundaries[0], replace(old, **{field: NO_HASH})))
-    assert any("or lacks some" in one for one in trace_faults(_said(gone), stage, 3, gone))
+def test_a_boundary_names_what_there_is_a_neighbour_for_and_no_more(field: str, stage: int) -> None:
+    trace = _trace(stage)
+    old = trace.boundaries[1]
+    is_there = getattr(old, field) != NO_HASH
+    other = replace(old, **{field: NO_HASH if is_there else _hash(0)})
+    tampered = replace(trace, boundaries=(trace.boundaries[0], other))
+    faults = trace_faults(_said(tampered), stage, 3, tampered)
+    assert any("a neighbour that there is not, or lacks some" in one for one in faults)
 
 
 @pytest.mark.parametrize(
     "step",
     [
-        Step(math.nan, 1.5, 4.0), Step(0.25, math.inf, 4.0), Step(0.25, 1.5, math.nan), Step(-0.1, 1.5, 4.0),
-        Step(0.25, -1.0, 4.0), Step(0.25, 1.5, -4.0), Step(0.25, 1.5, 1e308), Step(0.25, 0.4, 4.0),
+        Step(math.nan, 1, 1.5, 4.0), Step(0.25, math.nan, 1.5, 4.0), Step(0.25, 1, math.inf, 4.0),
+        Step(0.25, 1, 1.5, math.nan), Step(-0.1, 1, 1.5, 4.0), Step(0.25, -1, 1.5, 4.0), Step(0.25, 1, -1.0, 4.0),
+        Step(0.25, 1, 1.5, -4.0), Step(0.25, 1, 1.5, 1e308), Step(0.25, 0.2, 1.5, 4.0), Step(0.25, 1, 0.9, 4.0),
     ],
 )  # fmt: skip
 def test_impossible_numbers_are_a_fault(step: Step) -> None:
@@ -140,17 +131,6 @@ def test_the_first_stage_received_no_norm() -> None:
     trace = _trace(0)
     trace = replace(trace, steps=(*trace.steps[:2], replace(trace.steps[2], norm_in=0.1)))
     assert trace_faults(_said(trace), 0, 3, trace) == ["trace: step 2 has impossible numbers"]
-
-
-def test_numbers_that_differ_along_the_replica_are_a_fault() -> None:
-    traces: list[Trace | None] = [_trace(one) for one in range(3)]
-    other = replace(_trace(2), steps=(*_trace(2).steps[:2], Step(0.5, 1.5, math.nextafter(3.0, 4))))
-    assert neighbours_faults([*traces[:2], other]) == ["the stages name different norms or losses"]
-    fallen = replace(_trace(2), steps=(*_trace(2).steps[:2], Step(0.2, 1.5, 3.0)))
-    assert neighbours_faults([*traces[:2], fallen]) == ["stages 1 and 2 have falling norms in step 2"]
-    shorter = _trace(2, segments=1)
-    assert neighbours_faults([*traces[:2], shorter]) == ["stages 1 and 2 differ in their numbers of segments or steps"]
-    assert neighbours_faults([traces[0], None, traces[2]]) == []
 
 
 def test_the_stated_loss_is_rounded_once_and_never_too_large() -> None:
@@ -185,15 +165,21 @@ def test_what_is_handed_over_is_the_drawn_segments_and_what_the_payload_follows_
             handed_over(trace, segment, before, 0.0)
 
 
-def test_what_neighbours_agree_on_changes_with_every_tensor_and_number() -> None:
-    tensors, numbers = [(_hash(1), _hash(2)), (_hash(3), _hash(4))], [(0.5, 1.5, 3.0)]
-    same = agreement(tensors, numbers)
-    assert (
-        same == hashlib.sha256(_hash(1) + _hash(2) + _hash(3) + _hash(4) + struct.pack("<3d", 0.5, 1.5, 3.0)).digest()
-    )
-    for other in ([tensors[1], tensors[0]], tensors[:1], [(_hash(2), _hash(1)), tensors[1]]):
-        assert agreement(other, numbers) != same
-    for index in range(3):
-        changed = [*numbers[0]]
-        changed[index] = math.nextafter(changed[index], 9)
-        assert agreement(tensors, [(changed[0], changed[1], changed[2])]) != same
+def test_neighbours_record_the_same_of_the_pipe_between_them_and_nothing_else_is_it() -> None:
+    one, after = _trace(1), _trace(2)
+    ahead = agreement(one.boundaries, one.steps, behind=False)
+    digest = hashlib.sha256()
+    for boundary in one.boundaries:
+        digest.update(boundary.activations_out + boundary.gradients_in)
+    for step in one.steps:
+        digest.update(struct.pack("<3d", 0.5, 1.5, step.loss))
+    assert ahead == digest.digest() == agreement(after.boundaries, after.steps, behind=True)
+    assert ahead != agreement(one.boundaries, one.steps, behind=True)
+    for field in ("norm_out", "norm", "loss"):
+        last = one.steps[-1]
+        steps = (*one.steps[:-1], replace(last, **{field: math.nextafter(getattr(last, field), 9)}))
+        assert agreement(one.boundaries, steps, behind=False) != ahead
+    for field in ("activations_out", "gradients_in"):
+        other = replace(one.boundaries[1], **{field: _hash("other")})
+        assert agreement((one.boundaries[0], other), one.steps, behind=False) != ahead
+    assert agreement(one.boundaries[::-1], one.steps, behind=False) != ahead

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from dlx.training.inner.pipeline import PipeBroken
 from dlx.training.inner.ranks import orders
 from dlx.training.inner.ranks.group import Group, RankLost
 from dlx.training.inner.ranks.share import Share
-from dlx.training.models.parallel import check_divides, check_parallel
+from dlx.training.models.parallel import check_divides, check_parallel, check_ranks
 from dlx.training.models.placement import ONE_THREAD, Placement
 from dlx.training.models.weights import Lazy, Shapes
 from dlx.training.recipe.manifest import Manifest, canonical_bytes, parse
@@ -36,13 +37,15 @@ class RankedLoop(InnerLoop):
         stage: int,
         dataset: Dataset | None,
         placement: Placement = ONE_THREAD,
+        blobs: Path | None = None,
     ) -> None:
         self._group, self._one_at_a_time = group, threading.Lock()
-        super().__init__(manifest, stage, dataset, placement)
+        super().__init__(manifest, stage, dataset, placement, blobs)
 
     def _hold(self, stage: int, placement: Placement) -> None:
         check_divides(placement.tensor_parallel, "the number of ranks", self._group.size)
         check_parallel(self._manifest, placement.tensor_parallel)
+        check_ranks(self._manifest)
         with self._in_step():
             self._group.tell(orders.Begin(canonical_bytes(self._manifest), stage, placement))
             self._share = Share(self._group, self._manifest, stage, placement)

@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 
 from dlx.training.inner.ranks.rows import Rows
+from dlx.training.models.batches import IGNORED
 from dlx.training.models.loss import chunk_rows, cross_entropy
 from dlx.training.models.placement import Placement
 from dlx.training.models.stages import StageModel
@@ -37,25 +38,23 @@ class RankModel(StageModel):
             mine = torch.empty_like(self.tied_head[: self.vocabulary // rows.parallel])
             self.tied_head = mine.requires_grad_()
 
-    def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, hidden: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
         here, weight = self._rows.here, self.head_weight
         if isinstance(weight, DTensor):  # cut among neighbours
             weight = weight.to_local()
         if not here:
             return functional.linear(hidden[:0], weight).sum()  # the head has a gradient on every rank
         hidden, labels = hidden[:here].flatten(0, 1), labels[:here].flatten()
-        head = partial(functional.linear, weight=weight), (weight,), chunk_rows(self.device, len(weight))
+        head = partial(self.logits, weight=weight), (weight,), chunk_rows(self.device, len(weight))
         if len(weight) == self.vocabulary:
-            found = cross_entropy(*head, hidden, labels)
-        else:
-            with loss_parallel():
-                found = cross_entropy(*head, _alike(hidden, self._neighbours), labels, self._summed_apart)
-        return found * (here / self._rows.samples)
+            return cross_entropy(*head, hidden, labels, count)
+        with loss_parallel():
+            return cross_entropy(*head, _alike(hidden, self._neighbours), labels, count, self._summed_apart)
 
     def _summed_apart(self, logits: Tensor, labels: Tensor) -> Tensor:
         """`loss.summed` where each neighbour has its tokens' logits."""
         whole = DTensor.from_local(logits, self._neighbours, [Shard(1)], run_check=False)
-        found = functional.cross_entropy(whole, labels, reduction="sum")
+        found = functional.cross_entropy(whole, labels, reduction="sum", ignore_index=IGNORED)
         assert isinstance(found, DTensor)
         return found.to_local()
 
@@ -87,7 +86,7 @@ def _cut_layer(layout: Layout, layer: nn.Module, neighbours: DeviceMesh) -> None
     parallelize_module(layer, neighbours, plan)
     for module in layer.modules():
         experts: Any = getattr(module, "gate_up_proj", None)
-        if experts is not None and len(experts) % neighbours.size() == 0:
+        if isinstance(experts, Tensor) and len(experts) % neighbours.size() == 0:
             _keep_rows(module, neighbours)
             module.forward = partial(_own_experts, module, neighbours)
 

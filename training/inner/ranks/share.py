@@ -24,10 +24,12 @@ from dlx.training.inner.ranks.owners import stepping
 from dlx.training.inner.ranks.rows import Rows, RowsLink
 from dlx.training.inner.ranks.tied import Tie
 from dlx.training.inner.states import COVARIANCES, STATE_KINDS, covariance_shapes, divide, optimiser_shapes
+from dlx.training.models.batches import counted
 from dlx.training.models.parallel import dimension
 from dlx.training.models.placement import Placement
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import reads_data
 
 
 class Share:
@@ -125,20 +127,23 @@ class Share:
 
         Raises PipeBroken on all ranks where it happens on rank 0, and TrainingError; then nothing is changed."""
         group, data = self._group, self._manifest.data
-        micro_batches = None
-        if self._model.is_first or self._model.is_last:
+        micro_batches = count = None
+        if reads_data(self._manifest, self._model.stage):
             if batch is None:
                 batch = torch.empty(data.batch_size, data.sequence_length + 1, dtype=torch.int64)
             group.share(batch)
-            whole = batch.to(group.device).split(self._rows.samples)
-            micro_batches = [self._rows.of(one) for one in whole]
+            whole = batch.to(group.device)
+            count = counted(whole)
+            micro_batches = [self._rows.of(one) for one in whole.split(self._rows.samples)]
         previous = self._link(order.previous, pipes.previous)
         next = self._link(order.next, pipes.next)
         self.free_gradients()
         try:
             if self._tie is not None:
                 self._tie.hand_on(order.index, *pipes)
-            mean = run_step(self._model, order.index, micro_batches, previous, next, lambda: self._is_stopped(stop))
+            mean = run_step(
+                self._model, order.index, micro_batches, previous, next, lambda: self._is_stopped(stop), count
+            )
             if self._tie is not None:
                 own = self._parameters[self._embedding].grad if self._embedding else None
                 self._tie.hand_back(order.index, *pipes, None if own is None else _mine(own))

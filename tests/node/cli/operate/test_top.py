@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 from textual.pilot import Pilot
-from textual.widgets import DataTable, ProgressBar, Sparkline, Static
+from textual.widgets import DataTable, ProgressBar, Static
 
 from dlx.node.cli.operate import glance, top
 from dlx.node.cli.operate.glance import Snapshot
@@ -21,6 +21,7 @@ from dlx.node.daemon.api.status import Bytes, PeerView, RoundView
 from dlx.node.home.errors import Failure
 from tests.node.command import dlx
 from tests.node.daemon.api.test_http import STATUS
+from tests.patience import PATIENCE
 
 PEER = PeerView(peer_id="16Uiu2", addresses=("/ip4/10.0.0.1/tcp/1",), connected_seconds=1, rtt_ms=2.0, agreed=True)
 ROUNDS = [
@@ -48,17 +49,38 @@ def test_losses_rounds_traffic_peers_and_warnings_are_there() -> None:
     for said in (
         "round 3",
         "step 4 of 10",
-        "█▅▁",
-        "loss 3.0000 to 2.5000",
+        "3.0000 ┤",
+        "2.5000 ┤",
+        "round 0",
+        "training loss 3.0000 to 2.5000, in 3 rounds",
         "accused",
         "paused",
         "16Uiu20",
         "and 4 more",
     ):
         assert said in found, found
+    evaluated = [replace(one, held_out=4.0 - one.round) for one in ROUNDS]
+    found = drawn(glance.frame(Snapshot(STATUS, [], evaluated[:1] + ROUNDS[1:2] + evaluated[2:])))
+    assert "held-out loss 4.0000 to 2.0000, in 2 versions; training loss" in found and "4.0000 ┤" in found
     assert "no loss of a round yet" in drawn(
         glance.frame(Snapshot(replace(STATUS, round=None, loss=None), [], [])), width=60
     )
+
+
+def test_the_losses_have_axes() -> None:
+    found = glance.loss_chart([(3, 3.0), (4, 2.5), (9, 2.0)], 19).splitlines()
+    assert found == [
+        "3.0000 ┤███",
+        "       ┤███",
+        "       ┤███▅▅▅",
+        "       ┤██████",
+        "2.0000 ┤██████▁▁▁",
+        "       └round 3 9",
+    ]
+    many = glance.loss_chart([(at, 9.0 - at / 1000) for at in range(5000)], 60).splitlines()
+    assert max(map(len, many)) <= 60 and many[-1].startswith("       └round 0") and many[-1].endswith(" 4999")
+    assert "2.0000 ┤▁" in glance.loss_chart([(0, 2.0)], 60), "a flat one"
+    assert glance.loss_chart([], 60) == glance.loss_chart([(0, 1.0)], 5) == ""
 
 
 def test_a_name_from_outside_is_no_markup() -> None:
@@ -105,7 +127,7 @@ def in_terminal(
         async with screen.run_test(size=size) as pilot:
             await test(pilot, screen)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
     return screen
 
 
@@ -133,9 +155,9 @@ def test_everything_is_on_the_screen_and_follows_the_node() -> None:
     async def test(pilot: Pilot[None], screen: Screen) -> None:
         assert "stage 1 of replica 0" in shown(screen, "facts") and "training" in shown(screen, "now")
         assert screen.query_one(ProgressBar).percentage == pytest.approx(0.4)
-        assert screen.query_one(Sparkline).data == [3.0, 2.75, 2.5]
+        assert "3.0000 ┤" in shown(screen, "losses") and "2.5000 ┤" in shown(screen, "losses")
         assert [row[0] for row in rows(screen, "rounds")] == ["2", "1", "0"], "the newest first"
-        assert rows(screen, "rounds")[1][:5] == ["1", "2.7500", "2", "no", "10"]
+        assert rows(screen, "rounds")[1][:5] == ["1", "", "2.7500", "2", "no"]
         await pilot.press("r")
         await answered(pilot, screen)
         assert "accused" in shown(screen, "facts") and "500.0 kB/s" in shown(screen, "traffic")
@@ -191,7 +213,7 @@ def test_held_it_asks_nobody_until_the_key_again() -> None:
         await pilot.press("space")
         assert "held" not in shown(screen, "title")
         screen._tick()
-        assert await asyncio.to_thread(again.wait, 10)
+        assert await asyncio.to_thread(again.wait, PATIENCE)
 
     in_terminal(ask, test)
 
@@ -202,12 +224,12 @@ def test_a_key_ends_it_also_while_the_node_does_not_answer(key: str) -> None:
 
     def ask() -> Snapshot:
         asked.set()
-        hangs.wait(30)
+        hangs.wait(PATIENCE)
         raise Failure("too late")
 
     async def test(pilot: Pilot[None], screen: Screen) -> None:
         await pilot.press("r")
-        assert await asyncio.to_thread(asked.wait, 10)
+        assert await asyncio.to_thread(asked.wait, PATIENCE)
         await pilot.press(key)
         hangs.set()
 

@@ -17,8 +17,11 @@ from dlx.node.daemon.api.http import serve_http
 from dlx.node.daemon.api.status import (
     CheckStatus,
     LedgerStatus,
+    Mailboxes,
     NodeStatus,
+    Peers,
     PeerView,
+    Relaying,
     Rounds,
     RoundView,
     SealStatus,
@@ -28,12 +31,18 @@ from dlx.node.daemon.metrics import Metrics
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, NotReady, UsageFailure
 from tests.node.command import dlx
+from tests.patience import PATIENCE
 
 STATUS = NodeStatus(
     version="0.1.0",
     account="0x" + "11" * 20,
     peer_id="16Uiu2HAm",
     addresses=("/ip4/127.0.0.1/tcp/4001",),
+    listens=("/ip4/127.0.0.1/tcp/4001",),
+    reachable="no: no connection to 198.51.100.7:4001; forward port 4001 to this machine",
+    relays=Relaying(members=2, connections=1),
+    mailboxes=Mailboxes(to="https://bucket.example/mine", published=12, read=1),
+    unreached=("the neighbour at stage 0 (account 0x1) is not connected: no answer at /ip4/192.168.1.2/tcp/4650",),
     run="0x" + "22" * 32,
     stage=1,
     replica=0,
@@ -51,12 +60,17 @@ STATUS = NodeStatus(
     ),
     last_counted_round=2,
     counted_in_last_round=True,
-    vote="yes",
+    weight="50% of stage 0's",
+    lacks_founder=None,
+    vouches={},
     notices=(),
     loss=2.5,
+    held_out=2.75,
+    held_out_version=2,
+    held_out_before=3.5,
     tokens_per_second=1000.0,
     traffic=Traffic.of(
-        {"payload": (900_000, 1), "pipe": (21_000_000, 2), "blobs": (0, 5_000), "gossip": (9, 10)}
+        {"payload": (900_000, 1), "pipe": (21_000_000, 2), "blobs": (0, 5_000), "relayed": (0, 0), "gossip": (9, 10)}
         | {"signalling": (7, 8), "chain": (5, 6)}
     ),
     last_seal=None,
@@ -94,7 +108,7 @@ class Served:
 
     async def get(self, path: str, host: str | None = None) -> httpx.Response:
         headers = {} if host is None else {"Host": host}
-        async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as client:
             return await client.get(self.url + path, headers=headers)
 
 
@@ -105,15 +119,20 @@ def serve(folder: Path, test: Callable[[Served], Awaitable[None]], host: str = "
     metrics.rejected("too_large")
 
     async def main() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE):
             async with trio.open_nursery() as nursery:
-                told = (lambda: served.status, lambda: [PEER], lambda: [ROUND])
+                told = (
+                    lambda: served.status,
+                    lambda: Peers([PEER], STATUS.reachable, STATUS.unreached),
+                    lambda: [ROUND],
+                )
                 run = partial(serve_http, host, 0, *told, metrics.registry)
                 served.url = await nursery.start(run, served.folder.http_address, served.page)
                 await test(served)
                 nursery.cancel_scope.cancel()
 
-    trio.run(main)
+    with served.folder.lock():
+        trio.run(main)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -148,7 +167,9 @@ def test_the_commands_answer_what_a_contributor_asks(tmp_path: Path) -> None:
             stage=None,
             replica=None,
             counted_in_last_round=False,
-            vote="yes",
+            weight="50% of stage 0's",
+            lacks_founder=None,
+            vouches={},
             notices=(),
             waiting_for="a seal of round 2",
             not_ready=("no slot held",),
@@ -171,8 +192,9 @@ def test_the_commands_answer_what_a_contributor_asks(tmp_path: Path) -> None:
             "slot         none held",
             "counted      NO in the last sealed round",
             "waiting for  a seal of round 2",
-            "sent         payload 900.0 kB, pipe 21.0 MB, blobs 0 B, gossip 9 B, signalling 7 B, chain 5 B",
-            "received     payload 1 B, pipe 2 B, blobs 5.0 kB, gossip 10 B, signalling 8 B, chain 6 B",
+            "sent         payload 900.0 kB, pipe 21.0 MB, blobs 0 B, relayed 0 B, gossip 9 B, signalling 7 B, "
+            "chain 5 B",
+            "received     payload 1 B, pipe 2 B, blobs 5.0 kB, relayed 0 B, gossip 10 B, signalling 8 B, chain 6 B",
             "last seal    round 2, counted 1 of 3 replicas, steps 40 (replica 1: 10), weights 4444444444444444",
             "refused      too_large 3",
         ):
@@ -187,7 +209,7 @@ def test_the_commands_answer_what_a_contributor_asks(tmp_path: Path) -> None:
 def test_readiness_gives_its_reasons(tmp_path: Path) -> None:
     async def test(served: Served) -> None:
         assert (await served.get("/healthz")).status_code == 200
-        assert (await served.get("/readyz")).json() == {"ready": True, "reasons": []}
+        assert (await served.get("/readyz")).json() == {"ready": True, "reasons": [], "reachable": STATUS.reachable}
         served.status = replace(STATUS, not_ready=("no slot held", "no peers"))
         answer = await served.get("/readyz")
         assert (answer.status_code, answer.json()["reasons"]) == (503, ["no slot held", "no peers"])

@@ -1,13 +1,16 @@
 """The chain's time between its blocks."""
 
+import time
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.round import actions as a
 from tests.node.round.simulation import Simulation, make_rules
+from tests.patience import PATIENCE
 
 
 class Times:
@@ -121,3 +124,16 @@ def test_a_machine_five_minutes_ahead_accuses_nobody_in_ten_rounds() -> None:
     assert sim.run(lambda: sim.view.open_round == 10, 200)
     assert round(sim.clock.skew) == 300 and not sim.accused
     assert all(sealed.count == 2 for sealed in sim.view.sealed.values())
+
+
+def test_the_chain_goes_on_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The monotonic clock stands still then, and a block that is new to us afterwards would be minutes late."""
+    asleep = 0.0
+    sleeps = {getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)}
+    counted = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: counted(which) + (asleep if which in sleeps else 0.0))
+    clock = ChainClock()
+    clock.see(1_800_000_000)
+    before = clock.now()
+    asleep = 1200.0
+    assert 1200 <= clock.now() - before < 1200 + PATIENCE

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import trio
 from coincurve import PrivateKey
-from trio.testing import MockClock
 
 from dlx.ledger.errors import LedgerUnavailable, WrongLedger
 from dlx.ledger.events import Event, EventPosition, Joined, Left, RunCreated
@@ -24,10 +23,11 @@ from dlx.node.daemon.chain.follower import QUICK, RARE, ChainSeen, Follower, nex
 from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
 from tests.ledger.ledger_run import config
+from tests.node.daemon import virtual_time
 
 RUN, CREATOR = b"\x01" * 32, f"0x{1:040x}"
 AT = EventPosition(1, bytes(32), 0, bytes(32), 1_700_000_000)
-CREATED = RunCreated(RUN, CREATOR, config(stages=1, min_replicas=2), "a-run", (bytes([4]) * 32,), AT)
+CREATED = RunCreated(RUN, CREATOR, config(stages=1, min_replicas=2), "a-run", (bytes([4]) * 32,), (CREATOR,), AT)
 JOINED = Joined(RUN, CREATOR, 0, 0, AT)
 LATER = Left(RUN, CREATOR, 0, 0, AT)
 BACK = Joined(RUN, CREATOR, 0, 0, EventPosition(4, bytes(32), 0, bytes(32), 1_700_000_004))
@@ -73,7 +73,7 @@ def follow(client: Client, program: Callable[[Follower, Supervisor], Awaitable[N
             await program(follower, supervisor)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=MockClock(rate=1000))
+    virtual_time.run(main)
 
 
 async def until(follower: Follower, wanted: Callable[[ChainSeen], bool]) -> ChainSeen:

@@ -14,6 +14,7 @@ from dlx.node.daemon.observable import Observable
 from dlx.node.round.challenges.draw import draw_block, drawn_of, seals_of
 from dlx.training.recipe.recipe import Audit
 from tests.node.round.simulation import Simulation, digest, make_rules
+from tests.patience import PATIENCE
 
 SEALED = 3
 MANIFEST: Any = SimpleNamespace(audit=Audit(share=1.0, draw_after=2, window=2), confirmations=1, precision="float32")
@@ -58,7 +59,7 @@ class Chain:
             looked.append(done.set)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.draws.run, done.set)
-                with trio.fail_after(20):
+                with trio.fail_after(PATIENCE):
                     await done.wait()
                 nursery.cancel_scope.cancel()
 

@@ -1,4 +1,4 @@
-"""What a member shows of its own work: the drawn segment's files are public, and the rest is gone."""
+"""What a member shows of its own work: the drawn segments' files are public, and the rest is gone."""
 
 import hashlib
 from dataclasses import replace
@@ -70,7 +70,7 @@ class Member:
         states = tuple(SegmentState(names[2 * one], names[2 * one + 1]) for one in range(SEGMENTS + 1))
         rest = iter(names[2 * (SEGMENTS + 1) :])
         boundaries = tuple(Boundary(next(rest), NO_HASH, NO_HASH, next(rest)) for _ in range(SEGMENTS))
-        trace = Trace(states, boundaries, (Step(0.0, 1.0, 1.0),))
+        trace = Trace(states, boundaries, (Step(0.0, 1.0, 1.0, 1.0),))
         self.traces[round] = trace
         trained = Trained(
             inputs=RoundInputs(round, Plan(), 0, 1, round, NO_HASH),
@@ -83,14 +83,20 @@ class Member:
         self.trained[round] = trained
         self.slot.finish(trained, trace)
 
-    def know(self, *draws: tuple[int, float]) -> None:
-        """The draw of these rounds, with its share, is known, and those alone are in the window."""
-        self.responder.held = self.responder._settle(self.view, {r: draw_of(self.view, r, share) for r, share in draws})
+    def know(self, *drawn: tuple[int, tuple[int, ...]]) -> None:
+        """These segments of these rounds are drawn, and those rounds alone are in the window."""
+        known = {round: self.draw(round, segments) for round, segments in drawn}
+        self.responder.held = self.responder._settle(self.view, known)
 
-    def served(self, round: int) -> bool:
-        """All that the drawn segment takes is public; False: nothing of the round is."""
-        (mine,) = [one for one in draw_of(self.view, round, 1.0).drawn if one.account == self.account]
-        wanted = set(handed_over(self.traces[round], mine.segment, self.trained[round], self.ahead).values())
+    def draw(self, round: int, segments: tuple[int, ...]) -> RoundDraw:
+        """As if chance had drawn these segments of every replica."""
+        whole = draw_of(self.view, round, 1.0)
+        return replace(whole, drawn=tuple(one for one in whole.drawn if one.segment in segments))
+
+    def served(self, round: int, *segments: int) -> bool:
+        """All that the drawn segments take is public; False: nothing of the round is."""
+        each = (handed_over(self.traces[round], one, self.trained[round], self.ahead) for one in segments)
+        wanted = {name for files in each for name in files.values()}
         here = {hashlib.sha256(f"{round}/{part}".encode()).digest() for part in range(PARTS)} & self.store.hashes()
         assert here in (wanted, set()), "exactly that, or nothing"
         return bool(here)
@@ -106,26 +112,26 @@ def _made(context: RunContext, view: Any) -> ChallengeResponder:
 
 
 @pytest.mark.parametrize("ahead", [0.0, 0.5])
-def test_the_drawn_segment_becomes_public_and_the_rest_goes(tmp_path: Path, view: RunView, ahead: float) -> None:
+def test_the_drawn_segments_become_public_and_the_rest_goes(tmp_path: Path, view: RunView, ahead: float) -> None:
     member = Member(tmp_path, view, ahead)
-    for round in (3, 4, 5, 6):  # of 3 the last segment is drawn, of 6 the first
+    for round in (3, 4, 5, 6, 7):
         member.train(round)
-    member.know((3, 1.0), (4, 0.0), (6, 1.0))
-    assert member.served(3) and member.served(6) and not member.served(4)
+    member.know((3, (0, 1)), (4, (1,)), (6, (0,)), (7, ()))
+    assert member.served(3, 0, 1) and member.served(4, 1) and member.served(6, 0) and not member.served(7)
     assert member.slot.rounds() == [5], "its draw is not known yet"
-    assert member.responder.held.drawn == 2 and member.responder.held.undecided > 0
+    assert member.responder.held.drawn == 3 and member.responder.held.undecided > 0
     member.store.evict(Kind.VERSION)
     member.store.evict(Kind.PAYLOAD)
-    assert member.served(3), "nothing gives it away as long as it is of the window"
+    assert member.served(3, 0, 1) and member.served(4, 1), "nothing gives it away as long as it is of the window"
 
 
 def test_what_is_out_of_the_window_is_served_no_more(tmp_path: Path, view: RunView) -> None:
     member = Member(tmp_path, view)
     for round in (1, 2, 3):
         member.train(round)
-    member.know((1, 1.0), (3, 1.0))
+    member.know((1, (0,)), (3, (0,)))
     assert not member.served(1), "8 rounds are sealed, the window has 1"
-    assert member.served(3), "whoever sees the chain a little later still asks for it"
+    assert member.served(3, 0), "whoever sees the chain a little later still asks for it"
     assert member.slot.rounds() == [], "of round 2 nothing was asked in time"
 
 
@@ -133,12 +139,12 @@ def test_payload_statement_and_trace_of_drawn_work_stay_as_long(tmp_path: Path, 
     """Also where the manifest keeps payloads for fewer rounds, or the node has left the stage."""
     member = Member(tmp_path, view)
     member.train(4)
-    (mine,) = [one for one in draw_of(view, 4, 1.0).drawn if one.account == member.account]
+    mine, *_ = [one for one in draw_of(view, 4, 1.0).drawn if one.account == member.account]
     said = [mine.statement, digest("payload"), digest("trace")]
     for name in said:
         member.store.path(name).write_bytes(b"as published")
         member.store.note(name, Kind.PAYLOAD)
-    member.know((4, 1.0))
+    member.know((4, (1,)))
     member.store.evict(Kind.PAYLOAD)
     assert all(member.store.path(name).exists() for name in said)
 
@@ -164,16 +170,16 @@ def test_earlier_statements_that_say_of_which_plan_the_last_payload_is_stay_with
 def test_a_restart_changes_nothing(tmp_path: Path, view: RunView) -> None:
     member = Member(tmp_path, view)
     member.train(4)
-    member.know((4, 1.0))
+    member.know((4, (0, 1)))
     member.again(tmp_path)
-    member.know((4, 1.0))
-    assert member.served(4) and member.responder.held.drawn == 1
+    member.know((4, (0, 1)))
+    assert member.served(4, 0, 1) and member.responder.held.drawn == 1
 
 
 def test_members_of_the_stage_keep_the_version_that_drawn_work_began_with(tmp_path: Path, view: RunView) -> None:
     member = Member(tmp_path, view)
     bases = {round: view.weights(1, base_version(RULES, round)) for round in (3, 5)}
-    member.know((3, 1.0), (5, 0.0))
+    member.know((3, (0,)), (5, ()))
     owners = member.store.owners("custody/")
     assert [owner for owner in owners if "/base/" in owner] == [f"custody/{RUN.hex()[:16]}/base/1/3"]
     assert bases[3] != bases[5]

@@ -16,6 +16,7 @@ from dlx.node.audit.verdict_store import VerdictStore
 from dlx.node.daemon.challenges.draws import RoundDraw
 from dlx.node.daemon.challenges.evidence import CHECK_SECONDS, SLOWER, Effort, check_seconds
 from dlx.node.daemon.challenges.verifier import Verifier
+from dlx.node.daemon.messages import Heard
 from dlx.node.home.keys.slashing_protection import SlashingProtection
 from dlx.node.round.challenges import turns
 from dlx.node.round.challenges.draw import Drawn, drawn_of, seals_of
@@ -48,7 +49,7 @@ def run() -> tuple[RunView, tuple[Sealed, ...], dict[str, bytes]]:
 
 class Bench:
     """A verifier whose checks come to whatever `comes` gives or raises, at the chain's time `now`; it is the first who
-    checks the first drawn contribution, made known at time 100."""
+    checks the first drawn segment, made known at time 100."""
 
     def __init__(self, folder: Path, run: Any) -> None:
         self.view, seals, self.keys = run
@@ -57,7 +58,7 @@ class Bench:
         self.now, self.comes, self.said, self.sent, self.rejected = 100.0, HONEST, list[Any](), list[Any](), list[str]()
         self.peers: tuple[str, ...] = ()
         draw = RoundDraw(100.0, self.drawn[:1], 1, digest("block"), ())
-        draws: Any = Draws(SimpleNamespace(value={2: draw}), self.drawn[:1])
+        self.draws: Any = Draws(SimpleNamespace(value={2: draw}), self.drawn[:1])
         self.store = VerdictStore(folder / "verdicts.sqlite", RUN, DOMAIN)
         timing = SimpleNamespace(round_timeout=TIMEOUT, proposal_timeout=PROPOSAL)
         signer = SlashingProtection(folder / "signed.sqlite", self.keys[self.account], DOMAIN)
@@ -70,7 +71,7 @@ class Bench:
         )  # fmt: skip
         nobody: Any = None
         self.verifier = Verifier(
-            context, draws, self.store, nobody, Effort(1.0), lambda: self.view,
+            context, self.draws, self.store, nobody, Effort(1.0), lambda: self.view,
             lambda: self.peers,
         )  # fmt: skip
         self.verifier._evidence = SimpleNamespace(outcome=self._outcome)  # type: ignore[assignment]
@@ -79,10 +80,10 @@ class Bench:
         able = [account for account in self.view.members() if turns.may_check(self.view, drawn, account)]
         return sorted(able, key=lambda account: turns.turn(self.view, drawn, account))
 
-    async def _outcome(self, view: RunView, drawn: Drawn, *, whole: bool) -> tuple[Outcome, bool]:
+    async def _outcome(self, view: RunView, drawn: Drawn, *, whole: bool) -> Outcome:
         if isinstance(self.comes, Exception):
             raise self.comes
-        return self.comes, False
+        return self.comes
 
     async def _publish(self, topic: str, data: bytes) -> None:
         self.said.append(wire.decode(data))
@@ -193,6 +194,21 @@ def test_who_is_down_is_not_accused(bench: Bench) -> None:
     assert bench.look() == []
 
 
+def test_who_left_with_work_that_nobody_checked_withholds_it(bench: Bench) -> None:
+    bench.comes, bench.peers = MissingInputs([bytes(32)]), tuple(bench.keys)
+    rounds = bench.verifier._draws.rounds.value
+    since = bench.view.sealed[bench.drawn[0].stage, 5].at.time + 1000.0
+    rounds[2] = RoundDraw(since, rounds[2].drawn, 1, rounds[2].block_hash, ())  # type: ignore[index]
+    bench.now = since
+    assert bench.look() == [], "it has four round timeouts"
+    bench.now = since + 10 * TIMEOUT
+    bench.view.gave_back[bench.drawn[0].account] = int(since)
+    try:
+        assert bench.look() == [Finding.WITHHELD]
+    finally:
+        del bench.view.gave_back[bench.drawn[0].account]
+
+
 def test_only_verdicts_of_those_who_may_check_what_was_drawn_count(bench: Bench) -> None:
     other = bench.checkers(bench.drawn[0])[1]
     stranger = next(one for one in bench.drawn if one.replica != bench.drawn[0].replica)
@@ -207,6 +223,31 @@ def test_only_verdicts_of_those_who_may_check_what_was_drawn_count(bench: Bench)
     assert bench.known() == [Finding.FALSE]
 
 
+def test_a_mailboxs_verdicts_are_told_apart(bench: Bench) -> None:
+    """Whoever reads one lets it be where it has too many of no use, and leaves it at once where it has false ones."""
+    checker = bench.checkers(bench.drawn[0])[1]
+    honest, later = bench.verdict(checker, Finding.HONEST), bench.verdict(checker, Finding.FALSE)
+    stranger = next(one for one in bench.drawn if one.replica != bench.drawn[0].replica)
+    undrawn = bench.verdict(bench.checkers(stranger)[0], Finding.FALSE, stranger)
+    own = bench.verdict(bench.drawn[0].account, Finding.HONEST)
+
+    def take(one: ReportedVerdict, signature: bytes | None = None) -> Heard:
+        return bench.verifier.take(wire.VerdictMessage(one.data, signature or one.signature), "a mailbox")
+
+    assert take(honest, bytes(65)) is Heard.JUNK and bench.rejected == ["verdict"]
+    assert take(undrawn) is take(own) is Heard.REFUSED
+    assert take(honest) is Heard.NO_NEWS
+    bench.hear(honest)
+    assert take(honest) is take(later) is Heard.NO_NEWS, "whoever keeps its other word is not to blame"
+    assert bench.known() == [Finding.HONEST]
+    bench.draws.rounds = SimpleNamespace(value={bench.drawn[0].round - 1: None})
+    assert take(undrawn) is Heard.NO_NEWS, "our chain node may be late"
+    bench.draws.rounds = SimpleNamespace(value={bench.drawn[0].round + 1: None})
+    assert take(undrawn) is Heard.REFUSED, "the run is through with it"
+    bench.draws.rounds = SimpleNamespace(value={})
+    assert take(undrawn) is Heard.NO_NEWS, "who has just started knows no draws"
+
+
 def test_what_is_known_or_of_nothing_drawn_costs_no_look_at_its_signature(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,14 +260,15 @@ def test_what_is_known_or_of_nothing_drawn_costs_no_look_at_its_signature(
 
 
 def test_a_quorum_of_the_stages_verdicts_is_sent_to_the_ledger(bench: Bench) -> None:
-    jury = bench.view.jury(bench.drawn[0].stage, bench.drawn[0].account)
-    needed = bench.view.convictions_needed(bench.drawn[0].stage, bench.drawn[0].account)
+    about = bench.drawn[0].stage, bench.drawn[0].account
+    jury = bench.view.jury(*about)
+    needed = next(few for few in range(len(jury) + 1) if bench.view.may_convict(*about, jury[:few]))
     bench.hear(*(bench.verdict(one, Finding.FALSE) for one in jury[: needed - 1]))
     (case,) = bench.verifier.cases()
-    assert turns.conviction(bench.view, case) == []
+    assert turns.conviction(bench.view, [case]) == []
     bench.hear(bench.verdict(jury[needed - 1], Finding.WITHHELD))
     (case,) = bench.verifier.cases()
-    against = turns.conviction(bench.view, case)
+    against = turns.conviction(bench.view, [case])
     assert {one.checker for one in against} == set(jury[:needed])
-    trio.run(bench.verifier._send, case, against)
+    trio.run(bench.verifier._send, case.drawn, against)
     assert bench.sent == [[one.signed for one in against]]

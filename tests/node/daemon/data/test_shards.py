@@ -53,14 +53,14 @@ class Slot:
     def __init__(self, folder: Path, stage: int = 0, cache: int = 1 << 30, private: Path | None = None) -> None:
         self.store = BlobStore(folder)
         self.network = Network(self.store)
-        data = SimpleNamespace(seed=3, sequence_length=LENGTH, batch_size=BATCH)
+        data = SimpleNamespace(seed=3, sequence_length=LENGTH, batch_size=BATCH, chat=False)
         terms = Terms(
             rounds=99, delay=0, plan=Plan(4, 0, STEPS), codec="int4", adaptive=None, tokens_per_step=BATCH * LENGTH
         )
-        manifest = SimpleNamespace(data=data, stages=[(0, 1)] * 3, timing=SimpleNamespace(round_timeout=60))
+        manifest = SimpleNamespace(data=data, stages=[(0, 1)] * 3, base=[], timing=SimpleNamespace(round_timeout=60))
         self.context = make_context(
             manifest=manifest, private_data=private, peer_of=lambda account: "its peer",
-            data=DataManifest([Listed(name, SIZE, SIZE) for name in self.network.names], []),
+            data=DataManifest([Listed(name, SIZE, SIZE, "cd" * 32) for name in self.network.names], []),
             deals=Deals(terms, 4, BATCH), data_cache=cache, blobs=self.store, exchange=self.network,
         )  # fmt: skip
         self.shards = Shards(self.context, (1, stage))
@@ -147,7 +147,7 @@ def test_a_check_has_a_shard_again_that_this_disk_has_damaged(tmp_path: Path) ->
     evidence, wanted = Evidence(slot.context, Effort(1)), slot.context.run.data.train[:2]
 
     async def sound() -> list[bool]:
-        async with evidence.data(wanted):
+        async with evidence.data(wanted, 0):
             return [slot.store.sound(bytes.fromhex(shard.sha256)) for shard in wanted]
 
     assert trio.run(sound) == [True, True]

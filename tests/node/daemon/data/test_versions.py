@@ -11,15 +11,18 @@ import trio
 
 from dlx.ground.blobs import BlobStore, Kind
 from dlx.ground.constants import NO_HASH
+from dlx.ground.merkle import tree_root
 from dlx.node.daemon.data.versions import Versions
 from dlx.node.round.actions import ActionFailed, Differs, LocalFault
 from dlx.node.trainer.client import BlobTrouble, LocalTrouble, UnusableInput
 from dlx.p2p.exchange import BlobContradiction, BlobNotFound, Tree
 from dlx.training.outer.step import Version
-from dlx.training.recipe.recipe import Retention
+from dlx.training.recipe.recipe import Retention, WeightsRef
+from tests.node.made_statements import contribution
 from tests.node.round.simulation import make_rules
 
 STAGE = 1
+COUNTED = replace(contribution(), payload=hashlib.sha256(b"payload").digest())
 
 
 def version_bytes(version: int, what: str = "weights") -> bytes:
@@ -63,8 +66,7 @@ class FakeView:
     def _seal(self, round: int) -> Any:
         made = self.made(round + 1)
         hashes = made.weights, made.momentum, made.weights_root, made.momentum_root
-        record = SimpleNamespace(payload=name(b"payload"), inner_steps=4, multiplier=32768)
-        records = () if round in self.empty else (record,)
+        records = () if round in self.empty else (COUNTED.record(32768),)
         return SimpleNamespace(outcome=SimpleNamespace(hashes=hashes), round=round, records=records)
 
     def made(self, version: int) -> Version:
@@ -87,7 +89,8 @@ class Peers:
     ) -> Path:  # fmt: skip
         if not self.store.has(hash_):
             if tree is not None:
-                assert providers == ["peer 0x1", "peer 0x2"], "the stage's members"
+                members = None if hash_ == name(version_bytes(0)) else ["peer 0x1", "peer 0x2"]
+                assert providers == members, "the stage's members; of its first weights anybody"
                 self.by_parts[hash_] = tree
                 if self.parts is not None:
                     raise self.parts
@@ -114,7 +117,10 @@ class FakeTrainer:
 
 def make(tmp_path: Path, blobs: list[bytes], *answers: Version | Exception) -> Versions:
     store = BlobStore(tmp_path)
-    manifest = SimpleNamespace(retention=Retention(versions=3, every=10), genesis=[SimpleNamespace(size=100)] * 2)
+    store.put(COUNTED.encode())
+    first = version_bytes(0)
+    genesis = WeightsRef(name(first).hex(), 100, tree_root([first]).hex())
+    manifest = SimpleNamespace(retention=Retention(versions=3, every=10), genesis=[genesis] * 2)
     trainer = FakeTrainer(*answers)
     return Versions(make_rules(), manifest, STAGE, store, Peers(store, blobs), trainer, "peer {}".format)  # type: ignore[arg-type]
 
@@ -244,14 +250,15 @@ def test_a_version_comes_in_parts_from_its_stages_members(tmp_path: Path, empty:
     assert asked == {made.weights: Tree(100, made.weights_root), made.momentum: Tree(100, made.momentum_root)}
 
 
-def test_a_version_that_no_member_gives_comes_from_anybody_and_the_first_has_no_root(tmp_path: Path) -> None:
+def test_a_version_that_no_member_gives_comes_from_anybody_and_the_first_in_parts(tmp_path: Path) -> None:
     versions = make(tmp_path / "a", [version_bytes(4), version_bytes(4, "momentum")])
     versions.exchange.parts = BlobNotFound("nobody has it")  # type: ignore[attr-defined]
     trio.run(versions.adopt, FakeView(4), 4)
     assert kept(versions, 4) == [4] and len(versions.exchange.by_parts) == 2  # type: ignore[attr-defined]
     versions = make(tmp_path / "b", [version_bytes(0)])
     trio.run(versions.adopt, FakeView(4), 0)
-    assert kept(versions, 4) == [0] and not versions.exchange.by_parts  # type: ignore[attr-defined]
+    first = {name(version_bytes(0)): Tree(100, tree_root([version_bytes(0)]))}
+    assert kept(versions, 4) == [0] and versions.exchange.by_parts == first  # type: ignore[attr-defined]
 
 
 def test_a_seal_whose_name_and_root_are_of_two_files_is_never_adopted(tmp_path: Path) -> None:
@@ -259,3 +266,12 @@ def test_a_seal_whose_name_and_root_are_of_two_files_is_never_adopted(tmp_path: 
     versions.exchange.parts = BlobContradiction("its name and its Merkle root are of two files")  # type: ignore
     with pytest.raises(Differs, match="two files"):
         trio.run(versions.adopt, FakeView(4), 4)
+
+
+def test_a_genesis_with_another_root_than_the_manifest_says_is_not_trained_on(tmp_path: Path) -> None:
+    versions = make(tmp_path, [version_bytes(0)])
+    false = WeightsRef(name(version_bytes(0)).hex(), 100, "ab" * 32)
+    versions.manifest.genesis[:] = [false] * 2
+    for _ in range(2):  # also where it is here already
+        with pytest.raises(ActionFailed, match=r"do not take part in it"):
+            trio.run(versions.adopt, FakeView(0), 0)

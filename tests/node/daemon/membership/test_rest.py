@@ -20,6 +20,7 @@ from dlx.node.round import actions as a
 from dlx.node.round.rules.pace import fewest_steps
 from tests.node.command import dlx
 from tests.node.round.simulation import Simulation, make_rules
+from tests.patience import PATIENCE
 
 
 def at(hour: int, minute: int = 0) -> Any:
@@ -193,7 +194,7 @@ def test_a_program_that_names_a_node_is_none(line: str, ours: bool) -> None:
 
 
 async def asked_by(rest: Rest) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(rest.run, None)
             async for state in rest.state.values():

@@ -14,7 +14,7 @@ from dlx.node.daemon.chain.follower import Follower
 from dlx.node.daemon.membership.rest import Rest, pause, resume
 from dlx.node.daemon.slot import assignment as module
 from dlx.node.daemon.slot.assignment import Assignment
-from dlx.node.daemon.supervisor import Supervisor
+from dlx.node.daemon.supervisor import ReportHealthy, Supervisor
 from dlx.node.home.errors import Failure
 from dlx.training.models.placement import Placement
 from dlx.training.recipe.recipe import Model
@@ -29,7 +29,7 @@ class Membership:
         self.slot: tuple[int, int] | None = None
         self.slots, self.asked, self.left = list(slots), list[tuple[int, ...]](), 0
 
-    async def join(self, stages: tuple[int, ...]) -> None:
+    async def join(self, stages: tuple[int, ...], report_healthy: ReportHealthy) -> None:
         self.asked.append(stages)
         if not self.slots:
             await trio.sleep_forever()
@@ -153,9 +153,9 @@ def test_a_closed_slot_takes_no_slot_when_the_chain_has_taken_back_the_one_befor
 
 def test_a_slot_that_comes_when_the_slot_is_closed_is_not_opened(act: Callable[..., None]) -> None:
     class Slow(Membership):
-        async def join(self, stages: tuple[int, ...]) -> None:
+        async def join(self, stages: tuple[int, ...], report_healthy: ReportHealthy) -> None:
             await trio.sleep(5)
-            await super().join(stages)
+            await super().join(stages, report_healthy)
 
     async def program(assignment: Assignment) -> None:
         await trio.sleep(2)

@@ -9,7 +9,7 @@ import trio
 
 from dlx.ledger.errors import Reverted
 from dlx.node.daemon.slot.executor import Executor
-from dlx.node.daemon.slot.open_slot import OpenSlot
+from dlx.node.daemon.stage.open_stage import OpenStage
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from tests.node.daemon.contexts import NOT_GIVEN, make_context
@@ -54,9 +54,12 @@ class Client:
 def executor(client: Client, refused: list[tuple[str, str]]) -> Executor:
     sim = Simulation(make_rules(), replicas=1, seed=0)
     machine = next(iter(sim.members.values())).machine
-    context = make_context(client=client, reject=lambda reason, source: refused.append((reason, source)))
-    slot = OpenSlot(context, sim.rules, 0, 0, NOT_GIVEN, NOT_GIVEN)
-    return Executor(slot, machine, NOT_GIVEN, NOT_GIVEN, NOT_GIVEN, NOT_GIVEN, NOT_GIVEN)
+    manifest: Any = SimpleNamespace(retention=None)
+    context = make_context(
+        client=client, manifest=manifest, reject=lambda reason, source: refused.append((reason, source))
+    )
+    slot = OpenStage(context, sim.rules, 0, NOT_GIVEN, NOT_GIVEN)
+    return Executor(slot, 0, machine, NOT_GIVEN, NOT_GIVEN, NOT_GIVEN, NOT_GIVEN, NOT_GIVEN)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from dlx.node.daemon.slot.pipes import Flow
 from dlx.p2p.frames import TENSOR_PIECE, PipeTensor
 from dlx.p2p.wire import WireError
 from dlx.training.inner.pipeline import Bytes, Link, add_norms, barrier, run_step, squares_and_loss
-from dlx.training.inner.traffic import Incoming, incoming
+from dlx.training.inner.traffic import AGREE, Incoming, incoming
 from dlx.training.models.stages import StageModel
 from dlx.training.recipe.draft import DraftData
 from dlx.training.recipe.manifest import Manifest
 from tests.node.trainer.conftest import blobs, corpus, data_manifest, dataset, one_thread, tiny_run
+from tests.patience import PATIENCE
 from tests.training.conftest import build_stages, together
 
 __all__ = ["blobs", "build_stages", "corpus", "data_manifest", "dataset", "one_thread", "tiny_run", "together"]
@@ -151,6 +152,8 @@ class _Checked:
         self.neighbour: _Checked
 
     def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
+        if kind in AGREE:
+            data = bytes(data) + bytes(65)  # as a node signs it
         with self._lock:
             piece = PipeTensor(0, kind, step, micro, len(data), 0, memoryview(data).cast("B"))
             self.flow.note_sent(piece)
@@ -186,12 +189,12 @@ def test_honest_stages_are_never_refused(
 
     def work(stage: int, previous: Link | None, following: Link | None) -> None:
         behind, ahead = checked(stage, "previous", previous), checked(stage, "next", following)
-        met.wait(20)
+        met.wait(PATIENCE)
         if behind is not None:
             behind.neighbour = ends[stage - 1, "next"]
         if ahead is not None:
             ahead.neighbour = ends[stage + 1, "previous"]
-        met.wait(20)
+        met.wait(PATIENCE)
         for step in range(3):
             own = batch if behind is None or ahead is None else None
             loss = run_step(models[stage], step, own, behind, ahead)

@@ -2,27 +2,30 @@
 
 import hashlib
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from dlx.ground.blobs import BlobStore
 from dlx.ground.constants import NO_HASH
+from dlx.ground.merkle import file_root
 from dlx.ledger import events as chain
 from dlx.ledger.errors import Reverted
 from dlx.ledger.typed import sign
 from dlx.node.daemon.metrics import Metrics
 from dlx.node.daemon.slot import executor
-from dlx.node.daemon.slot import session as module
 from dlx.node.daemon.slot.session import Session
+from dlx.node.daemon.stage.stage_session import ClockCorrected
+from dlx.node.home.errors import Failure
 from dlx.node.home.keys.slashing_protection import Contradiction, SlashingProtection
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.rules.deals import Deals
+from dlx.node.round.rules.round_rules import Rules
 from dlx.node.trainer import messages as m
 from dlx.node.trainer.client import LocalTrouble
 from dlx.p2p import wire
@@ -31,6 +34,7 @@ from dlx.training.data.shards import DataManifest, Shard
 from dlx.training.outer.step import Version
 from dlx.training.recipe.recipe import Retention
 from dlx.training.slot.rounds import RoundInputs, Trained
+from tests.node.daemon import virtual_time
 from tests.node.daemon.contexts import make_context
 from tests.node.round.simulation import DOMAIN, RUN, START, Simulation, digest, make_rules
 
@@ -98,9 +102,9 @@ class Scene:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         rules = make_rules(rounds=ROUNDS, stages=1, delay=0, max_payload_sizes=({0: 1000},))
-        monkeypatch.setattr(module.Rules, "of_run", lambda *_: rules)
+        monkeypatch.setattr(Rules, "of_run", lambda *_: rules)
         monkeypatch.setattr(executor, "round_bytes", lambda manifest, stage, inner_steps: 3000)
-        self.ledger = Simulation(rules, replicas=1, seed=1, genesis=(name_of(0),))
+        self.ledger = Simulation(rules, replicas=1, seed=1, genesis=(name_of(0),), founder=0)
         (self.account,) = self.ledger.members
         self.ledger.outer = lambda round, listed, multipliers: name_of(round + 1)  # type: ignore[method-assign]
         self.store = BlobStore(folder / "blobs")
@@ -109,14 +113,17 @@ class Scene:
         key = self.ledger.members[self.account].key
         self.signer = SlashingProtection(folder / "signed.sqlite", key, DOMAIN)
         self.metrics, self.refusals = Metrics(RUN), 0
+        root = file_root(self.store.path(name_of(0))).hex()
+        first = SimpleNamespace(sha256=name_of(0).hex(), size=1000, root=root)
         manifest = SimpleNamespace(
-            stages=[(0, 1)], retention=Retention(), genesis=[SimpleNamespace(size=1000)], confirmations=0,
-            data=SimpleNamespace(seed=0, sequence_length=8, batch_size=4),
+            stages=[(0, 1)], retention=Retention(), genesis=[first], base=[], confirmations=0,
+            data=SimpleNamespace(seed=0, sequence_length=8, batch_size=4, chat=False),
         )  # fmt: skip
         self.shard = self.store.put(bytes(1000))
         gossip = SimpleNamespace(publish=self._publish, follow=self._follow_topic, neighbours=lambda topic: ())
         self.context = make_context(
-            manifest=manifest, data=DataManifest([Shard(self.shard.hex(), 1000, 1000)], []), deals=Deals(rules, 1, 4),
+            manifest=manifest, data=DataManifest([Shard(self.shard.hex(), 1000, 1000, root)], []),
+            deals=Deals(rules, 1, 4),
             signer=self.signer, exchange=self, gossip=gossip, client=self, now=lambda: self.now(), blobs=self.store,
             directory=folder, metrics=self.metrics,
             on_sealed=lambda sealed, counted: self.counted.append(counted),
@@ -124,10 +131,14 @@ class Scene:
         self.now: Callable[[], float] = lambda: START + trio.current_time()
         self.domain = DOMAIN
 
+    def said_before(self, messages: list[bytes]) -> None:
+        """What the node's own mailbox has when it starts."""
+        self.context = replace(self.context, network=replace(self.context.network, said_before=messages))
+
     async def _publish(self, topic: str, data: bytes) -> None:
         pass
 
-    async def _follow_topic(self, topic: str) -> None:
+    async def _follow_topic(self, reason: str, topics: set[str]) -> None:
         pass
 
     async def fetch(self, name: bytes, limit: int, peers: Any, seconds: float, *kind: Any) -> Path:
@@ -158,7 +169,7 @@ class Scene:
                     await program(session)
                 nursery.cancel_scope.cancel()
 
-        trio.run(main, clock=MockClock(rate=30))
+        virtual_time.run(main)
 
     async def _follow(self, session: Session) -> None:
         while True:
@@ -316,4 +327,47 @@ def test_a_clock_that_was_set_back_has_the_session_begin_anew(scene: Scene) -> N
 
     with pytest.raises(ExceptionGroup) as raised:
         scene.play(program)
-    assert raised.group_contains(module.ClockCorrected)
+    assert raised.group_contains(ClockCorrected)
+
+
+def test_what_its_account_signed_elsewhere_ends_it_before_it_signs(scene: Scene) -> None:
+    """A copied folder, whose original is at work where nobody can dial it."""
+    member = scene.ledger.members[scene.account]
+    elsewhere = scene.ledger.contribution(member, 0)
+    item: Any = SimpleNamespace(data=wire.encode(wire.ContributionMessage(elsewhere.encode())), origin="a peer")
+
+    async def program(session: Session) -> None:
+        await scene.until(lambda: session.machine is not None)
+        session.on_gossip(item)
+
+    with pytest.raises(ExceptionGroup) as raised:
+        scene.play(program)
+    assert raised.group_contains(Failure, match="works elsewhere too: .* in round 0")
+    assert not scene.signer.contributions(RUN, 0)
+
+
+def test_what_its_own_mailbox_shows_ends_it_before_it_signs(scene: Scene) -> None:
+    """A folder from a backup, or one of a lost folder's account."""
+    member = scene.ledger.members[scene.account]
+    stranger = wire.ContributionMessage(scene.ledger.contribution(member, 0).encode()[:-65] + bytes(65))
+    lost = wire.ContributionMessage(scene.ledger.contribution(member, 0).encode())
+    scene.said_before([b"junk", wire.encode(stranger), wire.encode(lost)])
+
+    async def program(session: Session) -> None:
+        await trio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        scene.play(program)
+    assert raised.group_contains(Failure, match="works elsewhere too: .* in round 0")
+    assert not scene.signer.contributions(RUN, 0) and not scene.trainer.trained
+
+
+def test_its_own_words_in_its_own_mailbox_stop_nobody(scene: Scene) -> None:
+    member = scene.ledger.members[scene.account]
+    signed = scene.signer.sign_contribution(scene.ledger.contribution(member, 0).contribution)
+    scene.said_before([wire.encode(wire.ContributionMessage(signed.encode()))])
+
+    async def program(session: Session) -> None:
+        await scene.until(lambda: session.machine is not None)
+
+    scene.play(program)

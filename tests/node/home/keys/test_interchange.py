@@ -5,11 +5,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dlx.ledger.bonds import SignedSeal
 from dlx.ledger.typed import account_of
 from dlx.node.home.errors import Failure
 from dlx.node.home.keys.encrypted_file import decrypt, encrypt, label
 from dlx.node.home.keys.interchange import pack, unpack
-from dlx.node.home.keys.slashing_protection import Entries, SignedSeal
+from dlx.node.home.keys.slashing_protection import Entries
 from tests.node.made_statements import ACCOUNT, DOMAIN, KEY
 from tests.node.made_statements import contribution as made_contribution
 from tests.node.made_statements import seal as made_seal

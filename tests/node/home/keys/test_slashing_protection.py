@@ -14,6 +14,7 @@ import pytest
 from dlx.ground.constants import UNIT
 from dlx.ledger.typed import (
     FALSE,
+    Agreement,
     Plan,
     Report,
     Seal,
@@ -48,6 +49,21 @@ def test_a_round_is_contributed_to_once(protection: SlashingProtection, tmp_path
     }  # fmt: skip
 
 
+def test_what_went_over_a_pipe_is_recorded_once_a_round(tmp_path: Path) -> None:
+    """Also after a restart; asked again for the same, it signs the same."""
+    agreement = Agreement(RUN, 4, 1, 0, b"a" * 32)
+    first = SlashingProtection(tmp_path / "signed.sqlite", KEY, DOMAIN)
+    signature = first.sign_agreement(agreement)
+    assert recover(agreement.digest(DOMAIN), signature) == account_of(KEY)
+    first.close()
+    again = SlashingProtection(tmp_path / "signed.sqlite", KEY, DOMAIN)
+    assert again.sign_agreement(agreement) == signature
+    with pytest.raises(Contradiction, match="another record of a pipe in round 4 of stage 0"):
+        again.sign_agreement(replace(agreement, recorded=b"b" * 32))
+    for other in ({"round": 5}, {"stage": 1}, {"replica": 2}, {"run": b"s" * 32}):
+        again.sign_agreement(replace(agreement, recorded=b"b" * 32, **other))
+
+
 def test_changing_stage_and_coming_back_within_a_round_signs_the_same_statement(protection: SlashingProtection) -> None:
     first = protection.sign_contribution(contribution(stage=0))
     protection.sign_contribution(contribution(stage=1))
@@ -65,13 +81,13 @@ def other(seal: Seal, outcome: dict[str, Any], record: dict[str, Any], **changes
 
 ELSE = {"weights": digest(61)}
 PLANNED = {"plan": Plan(4, 4, 10)}  # the proposer's choice, which the outcome does not depend on
-RECORDED = {"statement": digest(61), "loss": 2, "exchange": 7}  # likewise
+RECORDED = {"loss": 2, "exchange": 7}  # likewise
 
 
 @pytest.mark.parametrize(
     ("outcome", "record", "changes"),
     [
-        (ELSE, {"payload": digest(61)}, {}),  # another proposer's listing
+        (ELSE, {"statement": digest(61)}, {}),  # another proposer's listing
         (ELSE, {"multiplier": UNIT // 2}, {}),
         (ELSE, {"inner_steps": 9}, {}),
         (ELSE, {}, {"previous": digest(61)}),  # a reorg put another seal before it
@@ -187,7 +203,7 @@ def test_a_file_that_is_no_store_is_named_and_left_alone(tmp_path: Path) -> None
     path.unlink()
     SlashingProtection(path, KEY, DOMAIN).close()
     with sqlite3.connect(path) as later:
-        later.execute("PRAGMA user_version = 3")
+        later.execute("PRAGMA user_version = 4")
     with pytest.raises(Failure, match="written by a later version"):
         SlashingProtection(path, KEY, DOMAIN)
     with sqlite3.connect(path) as earlier:

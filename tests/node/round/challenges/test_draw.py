@@ -1,5 +1,7 @@
 """The draw: fair, reproducible, and bound to everything that it names."""
 
+from collections import Counter
+
 import pytest
 from eth_utils import keccak
 
@@ -23,35 +25,32 @@ def test_the_seed_depends_on_everything_it_names() -> None:
         seed_of(b"short", RUN, 7, DIGESTS)
 
 
-def test_the_share_is_how_often_a_replica_is_drawn() -> None:
-    drawn = [one for round in range(500) for one in draw(_seed(round), round, dict.fromkeys(range(8), 5), 1 / 16)]
-    assert 200 <= len(drawn) <= 300  # 250 expected, 15.3 the standard deviation
-    assert {one.segment for one in drawn} == set(range(5))
-    assert {one.replica for one in drawn} == set(range(8))
+def test_the_share_is_how_often_a_segment_is_drawn_whichever_it_is() -> None:
+    drawn = [one for round in range(200) for one in draw(_seed(round), round, dict.fromkeys(range(8), 5), 1 / 16)]
+    assert 437 <= len(drawn) <= 563  # 500 expected, 21.7 the standard deviation
+    for part in ("replica", "segment"):
+        counts = Counter(getattr(one, part) for one in drawn)
+        assert counts.keys() == set(range(8 if part == "replica" else 5))
+        assert max(counts.values()) < 1.6 * min(counts.values())
+    twice = Counter((one.round, one.replica) for one in drawn)
+    assert 34 <= sum(count > 1 for count in twice.values()) <= 77  # 55 expected, 7.3 the standard deviation
 
 
 def test_a_share_of_one_draws_all_and_of_zero_none() -> None:
-    assert [one.replica for one in draw(_seed(1), 1, {3: 1, 1: 1}, 1.0)] == [1, 3]
+    assert draw(_seed(1), 1, {3: 1, 1: 2}, 1.0) == [Draw(1, 1, 0), Draw(1, 1, 1), Draw(1, 3, 0)]
     assert draw(_seed(1), 1, dict.fromkeys(range(64), 1), 0.0) == []
 
 
-def test_others_that_are_counted_change_nothing_for_a_replica() -> None:
-    alone, among = draw(_seed(4), 4, {2: 9}, 1.0), draw(_seed(4), 4, dict.fromkeys(range(8), 9), 1.0)
-    assert alone == [Draw(4, 2, among[2].segment)]
+def test_others_that_are_counted_and_later_segments_change_nothing_for_a_segment() -> None:
+    alone, among = draw(_seed(4), 4, {2: 9}, 0.5), draw(_seed(4), 4, dict.fromkeys(range(8), 30), 0.5)
+    assert alone == [one for one in among if one.replica == 2 and one.segment < 9]
 
 
-def test_a_replica_that_did_fewer_steps_is_drawn_as_often_and_in_a_segment_that_it_has() -> None:
-    short = {replica: 1 + replica % 3 for replica in range(64)}
-    drawn = draw(_seed(5), 5, short, 0.5)
-    assert [one.replica for one in drawn] == [one.replica for one in draw(_seed(5), 5, dict.fromkeys(short, 9), 0.5)]
-    assert {(one.replica % 3, one.segment) for one in drawn} == {(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)}
-
-
-def test_checkers_take_turns() -> None:
+def test_checkers_take_turns_by_round_and_by_segment() -> None:
     members = ["0x" + f"{one:040x}" for one in range(6)]
-    firsts = {checkers(_seed(round), 0, members)[0] for round in range(60)}
-    assert firsts == set(members)
-    assert checkers(_seed(1), 0, members) == checkers(_seed(1), 0, members[::-1])
+    assert {checkers(_seed(round), 0, 0, members)[0] for round in range(60)} == set(members)
+    assert {checkers(_seed(1), 0, segment, members)[0] for segment in range(60)} == set(members)
+    assert checkers(_seed(1), 0, 0, members) == checkers(_seed(1), 0, 0, members[::-1])
 
 
 def _seed(round: int) -> bytes:

@@ -19,11 +19,11 @@ KEYS: dict[str, bytes] = {}
 
 @pytest.fixture(scope="module")
 def run() -> tuple[RunView, tuple[Sealed, ...]]:
-    """Four replicas of two stages that sealed a few rounds."""
-    sim = Simulation(make_rules(rounds=6), replicas=4, seed=1)
-    assert sim.run(lambda: (sim.view.open_round or 0) >= 3, 200)
+    """Four replicas of two stages that sealed rounds enough for work to have weight."""
+    sim = Simulation(make_rules(rounds=40), replicas=4, seed=1)
+    assert sim.run(lambda: (sim.view.open_round or 0) >= 21, 300)
     KEYS.update({account: member.key for account, member in sim.members.items()})
-    seals = seals_of(sim.view, 2)
+    seals = seals_of(sim.view, 20)
     assert seals is not None
     return sim.view, seals
 
@@ -53,14 +53,71 @@ def order(view: RunView, case: Case) -> list[str]:
     return sorted(able, key=lambda account: turns.turn(view, case.drawn, account))
 
 
-def test_all_stages_of_a_drawn_replica_are_drawn_with_one_segment(run: tuple[RunView, tuple[Sealed, ...]]) -> None:
+def test_a_drawn_segment_is_drawn_in_all_stages(run: tuple[RunView, tuple[Sealed, ...]]) -> None:
     view, seals = run
     drawn = drawn_of(seals, digest("block"), 1.0, 2)
-    assert [(one.replica, one.stage) for one in drawn] == [(r, s) for r in range(4) for s in range(2)]
-    assert len({(one.replica, one.segment) for one in drawn}) == 4
+    parts = range(-(-seals[0].records[0].inner_steps // 2))
+    assert len(parts) > 1
+    places = [(r, part, s) for r in range(4) for part in parts for s in range(2)]
+    assert [(one.replica, one.segment, one.stage) for one in drawn] == places
+    assert len({one.key for one in drawn}) == len(drawn)
     assert all(view.member_at(one.replica, one.stage) == one.account for one in drawn)
     assert draw_block(seals, 2) == max(seal.at.block for seal in seals) + 2
-    assert seals_of(view, 5) is None, "not sealed yet"
+    assert seals_of(view, 25) is None, "not sealed yet"
+    some = drawn_of(seals, digest("block"), 0.5, 2)
+    assert set(some) < set(drawn) and len({(one.replica, one.segment) for one in some}) * 2 == len(some)
+
+
+def test_a_stage_that_states_fewer_steps_hides_nothing_of_its_mates(run: tuple[RunView, tuple[Sealed, ...]]) -> None:
+    """It has fewer segments itself, as many as its own steps make, and is drawn in those as before."""
+    _, (first, second) = run
+    few = (replace(second.records[0], inner_steps=1), *second.records[1:])
+    honest, bent = (
+        {(one.stage, *one.key) for one in drawn_of((first, other), digest("block"), 1.0, 2)}
+        for other in (second, replace(second, records=few))
+    )
+    gone = honest - bent
+    assert bent < honest and {(stage, statement) for stage, statement, _ in gone} == {(1, few[0].statement)}
+    assert (1, few[0].statement, 0) in bent, "what it says that it did is drawn"
+
+
+def test_each_segment_is_settled_by_itself(run: tuple[RunView, tuple[Sealed, ...]]) -> None:
+    """Honest in one says nothing of another, and an alarm in one makes nobody check another beyond the budget."""
+    view, seals = run
+    one, other = (Case(drawn, 100.0) for drawn in drawn_of(seals, digest("block"), 1.0, 2)[0:4:2])
+    assert one.drawn.statement == other.drawn.statement and one.drawn.segment != other.drawn.segment
+    first, *_ = order(view, other)
+    everybody = dict.fromkeys(order(view, one), Finding.HONEST)
+    found = turns.next_check([judged(one, **everybody), other], view, first, 100, TIMEOUT, has_budget=True)
+    assert found == other
+    liar, *_ = order(view, one)
+    alarmed = judged(one, **{liar: Finding.FALSE})
+    jury = [account for account in view.jury(one.drawn.stage, one.drawn.account) if account != liar]
+    for account in jury:
+        assert turns.next_check([alarmed, other], view, account, 100, TIMEOUT, has_budget=False) == alarmed
+
+
+def test_who_found_a_segment_false_checks_no_other_of_the_contribution(
+    run: tuple[RunView, tuple[Sealed, ...]],
+) -> None:
+    """Its vote is given; and the votes on different segments convict together, one of each checker."""
+    view, seals = run
+    cases = [Case(drawn, 100.0) for drawn in drawn_of(seals, digest("block"), 1.0, 2)[0:4:2]]
+    stage, accused = cases[0].drawn.stage, cases[0].drawn.account
+    jury = view.jury(stage, accused)
+    said = judged(cases[0], **dict.fromkeys(jury, Finding.FALSE))
+    alarm = judged(cases[1], **{jury[0]: Finding.WITHHELD})
+    assert all(
+        turns.next_check([said, alarm], view, account, 1000, TIMEOUT, has_budget=True) is None for account in jury
+    )
+    half = len(jury) // 2
+    split = [
+        judged(cases[0], **dict.fromkeys(jury[: half + 1], Finding.FALSE)),
+        judged(cases[1], **dict.fromkeys(jury[half:], Finding.FALSE)),
+    ]
+    assert not any(turns.conviction(view, [one]) for one in split), "neither half convicts"
+    (together,) = turns.by_contribution(split).values()
+    assert sorted(one.checker for one in turns.conviction(view, together)) == sorted(jury)
 
 
 def test_nobody_checks_work_of_its_own_replica(run: tuple[RunView, tuple[Sealed, ...]], case: Case) -> None:
@@ -135,9 +192,14 @@ def test_who_is_contradicted_by_a_quorum_alarms_nobody_any_more(
     assert turns.discredited([judged(case, **{liar: Finding.FALSE, voters[0]: Finding.HONEST})], view) == set()
 
 
+def test_a_share_that_members_do_not_pay_for_is_said() -> None:
+    assert turns.unpaid(0.1, 0.1) is None and turns.unpaid(0.0, 0.0) is None
+    assert "audit.share 0.25" in str(turns.unpaid(0.25, 0.1)) and "audit_share 0.1 " in str(turns.unpaid(0.25, 0.1))
+
+
 def test_members_send_a_conviction_one_after_the_other(run: tuple[RunView, tuple[Sealed, ...]], case: Case) -> None:
     view, _ = run
-    delays = sorted(turns.conviction_delay(view, case, account, 3.0) for account in view.members())
+    delays = sorted(turns.conviction_delay(view, case.drawn.statement, account, 3.0) for account in view.members())
     assert delays == [3.0 * place for place in range(8)]
 
 

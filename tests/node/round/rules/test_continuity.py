@@ -160,7 +160,7 @@ def lose_book(sim: Stating, account: str) -> None:
     member, old = sim.members[account], sim.members[account].machine
     # It remembers at least which round it was at: nothing here is about contradicting itself.
     member.machine = RoundMachine(
-        sim.rules, old.account, old.stage, sim.kept.copy(), old.version, old.oldest, old.last_trained, {}
+        sim.rules, old.account, old.stage, sim.kept.copy(), old.version, old.oldest, last_trained=old.last_trained
     )
 
 

@@ -12,7 +12,7 @@ from dlx.ledger.typed import Plan
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.rules.pace import TRIAL_STEPS, End, Lap, Pace, Speed, fewest_steps, reference, steps_within, whole
-from tests.node.round.simulation import RUN, Member, Simulation, make_rules
+from tests.node.round.simulation import RUN, Member, Party, Simulation, make_rules
 
 STEPS = 40
 SPEED = Speed(fixed=2.0, step=0.5)
@@ -197,7 +197,7 @@ def test_a_replica_four_times_slower_is_counted_in_every_round_and_the_others_do
     for stage in range(stages):
         slow, fast = _sealed_steps(sim, stage, 1), _sealed_steps(sim, stage, 0)
         assert all(slow) and all(fast), "counted in every round"
-        assert all(STEPS // 4 - 1 <= one <= STEPS // 4 for one in slow[4:]), slow
+        assert all(STEPS // 4 - 1 <= one <= STEPS // 4 + 1 for one in slow[4:]), slow
         assert all(one == STEPS for one in fast[2:]), fast
     waited = {account: sim.waited(account, ROUNDS) for account, member in sim.members.items() if member.slowness == 1.0}
     assert max(waited.values()) < 0.05, waited
@@ -303,11 +303,11 @@ class Hasty(Uneven):
 
     liar = ""
 
-    def act(self, member: Member, action: a.Action) -> None:
+    def do(self, member: Party, action: a.Action) -> None:
         if isinstance(action, a.FetchPayload) and action.signed.contribution.account == self.liar:
             self.later(member, e.Failed(action, "nobody has it"))
         else:
-            super().act(member, action)
+            super().do(member, action)
 
 
 def test_made_up_work_that_is_never_counted_makes_nobody_hurry() -> None:
@@ -357,5 +357,5 @@ def test_who_makes_up_work_that_is_counted_gains_a_share_until_it_is_convicted_a
     sim.kill(liar)
     sim.apply(chain.Convicted(RUN, liar, 0, 5, statement, b"", sim.at()))
     sim.restart(sim.join("newcomer", 0))
-    assert sim.run(lambda: sim.view.open_round == began + 5, 400)
-    assert {*_sealed_steps(sim, 0, 1)[began + 1 :]} == {STEPS}, "its slot's next member is not taken for it"
+    assert sim.run(lambda: sim.view.open_round == began + 6, 400)
+    assert {*_sealed_steps(sim, 0, 1)[began + 3 :]} == {STEPS}, "its slot's next member is not taken for it"

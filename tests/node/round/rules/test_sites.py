@@ -22,7 +22,7 @@ LATER = replace(AT, time=NOW + 1)
 def view(stages: int = 2, max_replicas: int = 3) -> RunView:
     made = RunView(RUN, Domain(31337, D))
     settings = config(stages=stages, min_replicas=1, max_replicas=max_replicas)
-    made.apply(RunCreated(RUN, D, settings, "a", (bytes([4]) * 32,) * stages, AT))
+    made.apply(RunCreated(RUN, D, settings, "a", (bytes([4]) * 32,) * stages, (D,), AT))
     return made
 
 

@@ -1,0 +1,1 @@
+"""Held-out loss: this node's parts of the evaluations that it is drawn for."""

@@ -1,0 +1,1 @@
+"""Connections to members that cannot be reached, carried by members that can."""

@@ -1,0 +1,21 @@
+"""What the attack suite's table says of those whom a rule of the statements stops: a real run refuses them."""
+
+from pathlib import Path
+
+import pytest
+
+from dlx.node.round.rules.plans import RESETS
+from tests.attacks.lies import LIES
+from tests.attacks.runs import Arena
+
+pytestmark = pytest.mark.slow
+
+
+def test_who_resets_in_every_round_is_soon_counted_no_more(tmp_path: Path) -> None:
+    """Its first contribution, four resets, and the one that follows the fourth at once."""
+    with Arena(tmp_path / "run", share=0.25, honest=2) as arena:
+        found = arena.play(LIES["resets"], rounds=RESETS + 10)
+    assert 0 < 2 * found.liars_counted <= found.rounds
+    assert found.refused["too_many_resets"]
+    assert "attesters: too_many_resets" in found.row()["noticed_by"]
+    assert (found.noticed, found.blamed, found.convicted) == (None, 0, 0), "what it trained is honest work"

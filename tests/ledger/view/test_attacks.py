@@ -1,0 +1,194 @@
+"""What attackers with accounts, gas and a little work could do while votes were counted by accounts, and cannot now."""
+
+import pytest
+from ledger_run import STEPS, config
+from story import ACCOUNTS, EVICTION, FOUNDER, TIMEOUT, Story, names
+
+from dlx.ledger.events import Accused, Evicted
+from dlx.ledger.view import runs
+from dlx.ledger.view.weights import ENOUGH, FULL
+
+
+def weight_of(story: Story, accounts: range, stage: int = 0) -> float:
+    """Their part of all."""
+    view, now = story.view, story.time
+    return view.seal_votes(stage, names(accounts), now) / view.total(stage, now)
+
+
+def test_a_sixteenth_of_the_work_is_a_sixteenth_of_the_weight():
+    """Sixteen slots beside eight honest ones had two thirds of the votes for 3% of the work."""
+    honest, few = range(8), range(8, 24)
+    story = Story.staffed(24)
+    for round in range(64):
+        part = {index: 1 for index in few} if round % 8 < 2 else {}
+        steps = {index: STEPS for index in honest} | part
+        story.seal(0, [*honest, *part], honest, steps=steps)
+    assert weight_of(story, few) < 0.1
+    story.seal(0, honest, [*honest], founder=None)
+
+
+def test_noise_earns_what_it_is_counted_for_and_loses_all_with_its_conviction():
+    story = Story.staffed(12, horizon=64)
+    for _ in range(16):
+        story.seal(0, range(12), range(8))
+    assert 0.1 < weight_of(story, range(8, 12)) < 0.2
+    for index in range(8, 12):
+        story.apply(story.convicted(index, [*range(8), len(ACCOUNTS) - 1]))
+    assert weight_of(story, range(8, 12)) == 0
+    story.work(8, range(8))
+
+
+def test_before_the_first_seal_accounts_decide_nothing():
+    """Seven against three owned the run."""
+    story = Story.staffed(10)
+    view, now = story.view, story.view.opened_at + 31 * TIMEOUT
+    assert view.seal_votes(0, names(range(10)), now) == 0
+    assert not view.may_seal(0, names(range(7)), names(range(10)), now)
+    assert view.may_seal(0, names(range(7, 10)), [], view.opened_at + 10, founder=True)
+
+
+def test_nor_does_the_first_to_join_a_run_that_begins_with_one():
+    story = Story(stages=1, max_replicas=4, min_replicas=1)
+    story.join(3, 0, 0)
+    story.open()
+    alone = names([3])
+    for time in (0, TIMEOUT, 100 * TIMEOUT, 10_000 * TIMEOUT):
+        assert not story.view.may_seal(0, alone, alone, story.view.opened_at + time)
+
+
+def test_who_takes_a_stage_at_birth_is_dismissed():
+    """One round of work in thirty timeouts kept every slot of it."""
+    story = Story.staffed(3, max_replicas=3)
+    story.seal(0, [0], [], wait=TIMEOUT)
+    for _ in range(2):
+        story.seal(0, [], [], wait=TIMEOUT)
+    for index in range(3):
+        assert story.view.may_dismiss(FOUNDER, ACCOUNTS[index], story.time)
+        story.tell(Evicted, ACCOUNTS[index], index, 0, 0)
+    story.time += 1
+    for index in range(8, 11):
+        story.join(index, index - 8, 0)
+    story.seal(0, {0: 0, 1: 1, 2: 2}, [], wait=TIMEOUT)  # of who held the slots when the last round was sealed
+    story.work(1, [8, 9, 10])
+
+
+def test_work_in_two_rounds_of_eight_stops_none_of_the_others():
+    """Four of nine that did made every other round take four timeouts."""
+    honest, part = range(5), range(5, 9)
+    story = Story.staffed(9)
+    for round in range(64):
+        counted = range(9) if round % 8 < 2 else honest
+        if story.view.vacuum(0, story.time):
+            story.seal(0, counted, honest)
+        else:
+            story.seal(0, counted, honest, founder=None)
+    assert weight_of(story, part) < 1 / 3
+
+
+def test_who_never_signs_does_not_stop_a_young_run():
+    """Two of three that did stopped it for 32 timeouts; then the honest slot was forfeit."""
+    story = Story.staffed(3)
+    for _ in range(8):
+        story.seal(0, [0], [0])
+    assert not story.view.is_forfeit(ACCOUNTS[0]) and story.view.is_forfeit(ACCOUNTS[2])
+    story.work(8, [0], founder=None)
+
+
+def test_empty_seals_take_no_slot_from_anybody():
+    """The neighbours of a stage that sealed what nobody could use sealed empty rounds, and lost their slots."""
+    story = Story.staffed(4)
+    story.work(40, range(4))
+    for _ in range(33):
+        story.seal(0, [], range(4), wait=TIMEOUT, founder=None)
+    assert not any(story.view.is_forfeit(account) for account in names(range(4)))
+    assert min(story.weights(*range(4))) > FULL // 5
+    story.work(1, range(4), founder=None)
+
+
+def test_an_outage_is_no_exile():
+    """Two of six evicted four that had no chain for three minutes, and convicted them."""
+    story = Story.staffed(6)
+    story.work(60, range(6))
+    story.time = story.view.opened_at + TIMEOUT + 1
+    for index in range(2, 6):
+        story.tell(Accused, ACCOUNTS[index], ACCOUNTS[0], False)
+    story.time += EVICTION
+    for index in range(2, 6):
+        story.tell(Evicted, ACCOUNTS[index], index, 0, story.time + EVICTION)
+    view, left = story.view, story.time
+    assert not any(view.may_convict(0, ACCOUNTS[index], names([0, 1])) for index in range(2, 6)), "time changes nothing"
+    assert not view.may_seal(0, names([0, 1]), names([0, 1]), left + 30)
+    before = weight_of(story, range(2, 6))
+    story.time = left + 20 * TIMEOUT
+    for index in range(2, 6):
+        story.join(index, index, 0)
+    assert abs(weight_of(story, range(2, 6)) - before) < 0.01
+
+
+def test_who_stays_alone_does_not_seal_alone():
+    """After four of six left, the two that stayed sealed the same round."""
+    story = Story.staffed(6)
+    story.work(60, range(6))
+    for index in range(2, 6):
+        story.leave(index)
+    rest = names([0, 1])
+    view, opened = story.view, story.view.opened_at
+    first = next(n for n in range(1, 1000) if view.may_seal(0, rest, rest, opened + n * TIMEOUT))
+    assert first >= 3 and not view.may_seal(0, rest[:1], rest[:1], opened + 20 * TIMEOUT)
+
+
+def test_no_smallest_number_of_replicas_shields_a_liar():
+    """`min_replicas` above the living made a quorum of verdicts impossible."""
+    story = Story.staffed(6)
+    for _ in range(60):
+        story.seal(0, range(4), range(4))
+    assert story.view.may_convict(0, ACCOUNTS[3], names([0, 1, 2]))
+
+
+def test_half_of_the_weight_stops_a_stage_no_longer_than_three_timeouts_and_wins_nothing():
+    story = Story.staffed(4)
+    story.work(60, range(4))
+    half, opened = names([0, 1]), story.view.opened_at
+    found = [story.view.may_seal(0, half, half, opened + TIMEOUT + n * TIMEOUT) for n in range(5)]
+    assert found == [False, False, True, True, True]
+    assert not story.view.may_convict(0, ACCOUNTS[3], half)
+
+
+def test_a_lone_newcomer_owns_no_abandoned_stage():
+    story = Story.staffed(3)
+    story.work(60, range(3))
+    for index in range(3):
+        story.leave(index)
+    story.seal(0, {0: 0, 1: 1, 2: 2}, range(3))
+    story.join(8, 0, 0)
+    for time in (0, 100 * TIMEOUT, 10_000 * TIMEOUT):
+        now = story.view.opened_at + time
+        assert not story.view.may_seal(0, names([8]), names([8]), now)
+    assert story.view.vacuum(0, now) > ENOUGH * 9 // 10, "it is its founders' again"
+
+
+def test_moving_from_account_to_account_multiplies_no_weight():
+    """Working, leaving, and working with a fresh account kept the weight of both."""
+    story = Story.staffed(5, max_replicas=16)
+    story.work(60, range(5))
+    for index in range(8, 16):
+        story.leave(4 if index == 8 else index - 1)
+        story.join(index, 4, 0)
+        story.seal(0, range(4), range(4))
+        story.work(8, [*range(4), index])
+    hopper = names([4, *range(8, 16)])
+    assert story.view.seal_votes(0, hopper, story.time) / story.view.total(0, story.time) < 0.22
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        {"tokens_per_step": 2**64 - 1},
+        {"round_timeout": 2**32 - 1, "min_round_time": 1},
+        {"quorum_numerator": 1, "quorum_denominator": 65535},
+        {"horizon": 1024, "max_replicas": 64},
+        {"bond": 2**128 - 1},
+    ],
+)
+def test_absurd_terms_are_refused(absurd):
+    assert runs.config_problem(config(**absurd))
