@@ -14,7 +14,7 @@ NEEDED := { echo 'on Debian and Ubuntu: apt-get install make git gcc libgmp-dev 
 # Bytecode is kept, also where an image asks for none: each process would compile torch and libp2p again, for 3 seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo devnet test test-slow bench-test check format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz advisories release-check man docs docs-test clean
+.PHONY: demo devnet test test-slow bench-test check style types floors prose format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz advisories release-check man docs docs-test clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
@@ -37,11 +37,19 @@ test: $(VENV)/.dev contracts/node_modules/.installed
 test-slow: $(VENV)/.dev contracts/node_modules/.installed $(TRANSFORMERS4)/.installed
 	$(TESTS) -m slow $(ARGS)
 
-check: $(VENV)/.dev contracts-check
+check: contracts-check style types floors prose
+
+style: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
 	$(BIN)/mypy
+
+floors: $(VENV)/.dev
 	$(BIN)/lint-imports
+
+prose: $(VENV)/.dev
 	$(BIN)/python -m tests.docs.sentences
 	$(BIN)/pytest --quiet tests/docs/test_sentences.py tests/docs/test_words.py tests/docs/test_names.py
 
