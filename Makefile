@@ -14,7 +14,7 @@ NEEDED := { echo 'on Debian and Ubuntu: apt-get install make git gcc libgmp-dev 
 # Bytecode is kept, also where an image asks for none: each process would compile torch and libp2p again, for 3 seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo devnet test test-slow bench-test check style types floors prose format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz advisories release-check man docs docs-test clean
+.PHONY: demo devnet test test-slow bench-test check style types floors prose quick format contracts contracts-check contracts-test slither bench device chaos attacks crash endurance convergence fuzz advisories release-check man docs docs-test clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dlx-node demo $(ARGS)
@@ -52,6 +52,10 @@ floors: $(VENV)/.dev
 prose: $(VENV)/.dev
 	$(BIN)/python -m tests.docs.sentences
 	$(BIN)/pytest --quiet tests/docs/test_sentences.py tests/docs/test_words.py tests/docs/test_names.py
+
+# After every change: at most 90 seconds, but for the first time. BASE: the commit since which files have changed.
+quick: style types floors prose
+	$(BIN)/python -m tests.quick $(BASE)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -24,7 +24,7 @@ function fail(line) {
 
 function load() {
   try {
-    return require("solc");
+    return require("./cached-solc.cjs");
   } catch {
     fail("solc is not installed; run `npm ci` in contracts/");
   }

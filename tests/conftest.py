@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Generator, Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -41,11 +42,13 @@ _COMPUTE_LONG = (  # files, then folders
 )
 
 
+BEGUN = time.monotonic()
 MISSING = "missing: "  # how the reason of a skip begins that an installation would end
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=5, help="how often the embedded chain is killed under load")
+    parser.addoption("--begin-within", type=float, default=0, help="seconds after which no test begins; 0: none")
     parser.addoption("--complete", action="store_true", help="fail where a test is skipped for what is not installed")
     parser.addoption("--conditions", default="", help="runs on bad links and machines: short, or long (an hour)")
     parser.addoption(
@@ -65,6 +68,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     computes.sort(key=lambda path: _place(path, [top / name for name in _COMPUTE_LONG]))
     turns = chain.from_iterable(zip_longest(waits, computes))
     items[:] = chain.from_iterable(files[path] for path in turns if path is not None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    within = item.config.getoption("--begin-within")
+    if within and time.monotonic() > BEGUN + within:
+        pytest.skip(f"it would begin after {within:g} s")
 
 
 def _place(path: Path, order: Sequence[Path]) -> int:

@@ -59,6 +59,8 @@ def linked(tmp_path_factory):
         pytest.skip("needs node and contracts/node_modules (`npm ci`)")
     folder = tmp_path_factory.mktemp("contracts")
     (folder / "node_modules").symlink_to(CONTRACTS / "node_modules")
+    for name in ("cached-solc.cjs", "package-lock.json"):
+        shutil.copy(CONTRACTS / name, folder)
     for name in ("src", "artifacts"):
         (folder / name).mkdir()
     for name, text in {"Sums": SUMS, "Membership": MEMBERSHIP, "TrainingLedger": LEDGER}.items():
