@@ -42,6 +42,7 @@ check: contracts-check style types floors prose
 style: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tests.waits
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.patience import patient
+
 # Before torch and numpy are imported, and for all processes that tests start: threads of a small model mostly wait for
 # each other where other workers take the cores, and burn them while they wait.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -43,6 +45,7 @@ _COMPUTE_LONG = (  # files, then folders
 
 
 BEGUN = time.monotonic()
+FAST_SECONDS, SLOW_SECONDS = 120.0, 300.0  # what hangs is ended then; on a slow machine later
 MISSING = "missing: "  # how the reason of a skip begins that an installation would end
 
 
@@ -57,6 +60,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.timeout(patient(_limit(item))), append=False)
     top = Path(__file__).parent
     waiting, longest = top / _WAITING, [top / _WAITING / f"test_{name}.py" for name in _WAIT_LONG]
     files: dict[Path, list[pytest.Item]] = {}
@@ -75,6 +80,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     within = item.config.getoption("--begin-within")
     if within and time.monotonic() > BEGUN + within:
         pytest.skip(f"it would begin after {within:g} s")
+
+
+def _limit(item: pytest.Item) -> float:
+    """Seconds on an idle machine for a test and its fixtures."""
+    own = item.get_closest_marker("timeout")
+    if own:
+        return float(own.args[0])
+    return SLOW_SECONDS if item.get_closest_marker("slow") else FAST_SECONDS
 
 
 def _place(path: Path, order: Sequence[Path]) -> int:

@@ -1,4 +1,4 @@
-"""Waiting in tests: a deadline counts from the last sign of progress, so that a busy machine takes longer, no more."""
+"""Waiting in tests: deadlines know how slow the machine is, and count from the last sign of progress."""
 
 from __future__ import annotations
 
@@ -8,11 +8,36 @@ from typing import TypeVar
 
 import pytest
 
-PATIENCE = 120.0  # seconds without any progress, of what takes a few on an idle machine
 LOOK_SECONDS = 0.05
 _LOOKS = 20  # between two looks at the progress
+_WORK = 2_000_000  # additions
+_IDLE_SECONDS = 0.11  # for which they take an idle core of 2.5 GHz
+_MOST = 8.0
 
 T = TypeVar("T")
+
+
+def slowness(seconds: float) -> float:
+    """By which factor a machine is slower than an idle one, which took so long for the fixed piece of work."""
+    return min(max(seconds / _IDLE_SECONDS, 1.0), _MOST)
+
+
+def _measured() -> float:
+    begun, total = time.perf_counter(), 0
+    for number in range(_WORK):
+        total += number
+    return time.perf_counter() - begun
+
+
+SLOWNESS = slowness(_measured())
+
+
+def patient(seconds: float) -> float:
+    """How long to wait here for what takes at most so long on an idle machine."""
+    return seconds * SLOWNESS
+
+
+PATIENCE = patient(120.0)  # seconds without any progress, of what takes a few on an idle machine
 
 
 def until(

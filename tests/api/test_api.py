@@ -13,6 +13,7 @@ import pytest
 import dlx
 import dlx.api
 from tests.history_builder import History
+from tests.patience import patient
 
 pytest_plugins = ["tests.history_builder"]
 
@@ -79,7 +80,7 @@ for module in {modules!r}:
 after = state()
 print(json.dumps({{name: [before[name], after[name]] for name in before if before[name] != after[name]}}))
 """
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=300)
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=patient(300))
     assert json.loads(found.stdout) == {}
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from dlx.node.home.extras import EXTRAS, install
 from tests.history_builder import History
+from tests.patience import patient
 
 pytest_plugins = ["tests.history_builder"]
 
@@ -26,7 +27,11 @@ def without(extras: tuple[str, ...], *arguments: object, code: int = 0) -> tuple
     script = f"import sys; sys.modules |= dict.fromkeys({blocked!r}); "
     script += "from dlx.node.cli.app import main; main(sys.argv[1:])"
     done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, timeout=170, check=False
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=patient(170),
+        check=False,
     )
     assert done.returncode == code, done.stderr
     return done.stdout, done.stderr

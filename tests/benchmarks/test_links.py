@@ -15,6 +15,7 @@ import pytest
 from benchmarks import tables
 from benchmarks.links import network, picture, rows, table
 from dlx.training.recipe.presets import INNER_STEPS
+from tests.patience import PATIENCE
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -85,7 +86,7 @@ def test_without_root_it_says_so_in_one_line() -> None:
         command = ["setpriv", "--reuid", "65534", "--clear-groups", sys.executable]
     else:
         command = [sys.executable]
-    done = subprocess.run([*command, "-m", "benchmarks.links"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "-m", "benchmarks.links"], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1:] == ["links: needs root, for network namespaces: run it with sudo"]
 
@@ -131,7 +132,7 @@ def test_a_file_that_is_not_of_this_benchmark_is_refused(tmp_path: Path) -> None
     (tmp_path / "other.json").write_text(json.dumps([1]))
     command = [sys.executable, "-m", "benchmarks.links", "--json", str(tmp_path / "other.json")]
     wide = os.environ | {"COLUMNS": "200"}  # so that no line breaks within what it says
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=wide)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=wide)
     assert done.returncode == 2 and "is not of this benchmark" in done.stderr
 
 
@@ -150,7 +151,7 @@ def _transfer(made: network.Network, sender: str, receiver: str) -> float:
     with made.inside(receiver):
         listener = socket.create_server((made.address(receiver), 0))
     with made.inside(sender):
-        stream = socket.create_connection(listener.getsockname(), timeout=10)
+        stream = socket.create_connection(listener.getsockname(), timeout=PATIENCE)
     taken, _ = listener.accept()
     taken.settimeout(20)
     began = time.monotonic()
@@ -165,5 +166,5 @@ def _transfer(made: network.Network, sender: str, receiver: str) -> float:
 
 
 def _namespaces() -> list[str]:
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=20).stdout
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=PATIENCE).stdout
     return [line for line in listed.splitlines() if line.startswith(network.PREFIX)]

@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import patient
+
 
 def test_a_slow_replica_never_raises_the_loss(tmp_path: Path) -> None:
     """Under the default policy, in half of the benchmark's rounds."""
@@ -12,7 +14,7 @@ def test_a_slow_replica_never_raises_the_loss(tmp_path: Path) -> None:
         [*command, "--policy", "clip+cosine", "--out", str(tmp_path / "out"), "--json", str(result)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=patient(300),
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(result.read_text())["rows"]

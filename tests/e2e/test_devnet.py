@@ -12,7 +12,7 @@ import requests
 
 from tests.e2e.test_demo import process
 from tests.node.command import dlx
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -23,7 +23,7 @@ def test_one_newcomer_is_counted_and_the_devnet_goes_on(tmp_path: Path) -> None:
     said = tmp_path / "devnet.log"
     with process(said, "devnet", "--datadir", root, "--json") as devnet:
         found = json.loads(devnet.stdout.readline())
-        assert requests.get(found["page"], timeout=60).status_code == 200
+        assert requests.get(found["page"], timeout=PATIENCE).status_code == 200
         assert str(found["page"]).endswith(f"/runs/{found['run']}")
         plain = {key: value for key, value in os.environ.items() if not key.startswith("DLX_")}
         with (tmp_path / "guest.log").open("w") as log:

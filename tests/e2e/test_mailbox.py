@@ -26,6 +26,7 @@ from dlx.p2p import wire
 from tests.e2e.devnets import Timing, ToughDevnet, Watched, draft
 from tests.node.command import dlx
 from tests.node.https_server import serving
+from tests.patience import PATIENCE
 
 pytestmark = [
     pytest.mark.slow,
@@ -111,7 +112,7 @@ def _served(folder: Path, certificate: Path) -> Iterator[str]:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(PATIENCE)
     try:
         yield url[0]
     finally:

@@ -71,7 +71,7 @@ class Terminal:
 
     def wait(self, name: str) -> int:
         """The exit code of a node that ends by itself."""
-        return self._started.pop(name).wait(60)
+        return self._started.pop(name).wait(PATIENCE)
 
     def ctrl_c(self, name: str) -> tuple[int, float]:
         """The exit code, and the seconds it took."""

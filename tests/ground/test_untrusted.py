@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from dlx.ground.untrusted import decode_json, escaped, printable, printable_ascii
+from tests.patience import PATIENCE
 
 HOSTILE = "\x1b[2J\x07a\nb\x9b31m\u202ec\ud800\x7f"
 
@@ -66,5 +67,5 @@ other.join()
 wide = decode_json(b'[' + b'["]",{{"a":[]}}],' * 20_000 + b'[]]')
 assert len(wide) == 20_001 and wide[0] == ["]", {{"a": []}}]
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (0, "refused\nrefused\n"), done.stderr

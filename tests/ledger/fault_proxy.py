@@ -41,6 +41,8 @@ from typing import Any
 
 import requests
 
+from tests.patience import PATIENCE
+
 LAG = 8
 KINDS = ("none", "hang", "drip", "429", "limited", "html", "lost", "late", "wrong_chain", "bomb", "413", "moved")
 _TAGGED = {"eth_call": 1, "eth_estimateGas": 1, "eth_getBalance": 1, "eth_getTransactionCount": 1, "eth_getCode": 1}
@@ -115,7 +117,7 @@ class FaultProxy:
         return json.loads(answer).get("result")
 
     def forward(self, body: bytes) -> bytes:
-        return requests.post(self.target, body, headers={"Content-Type": "application/json"}, timeout=30).content
+        return requests.post(self.target, body, headers={"Content-Type": "application/json"}, timeout=PATIENCE).content
 
     def told(self, body: bytes) -> bytes:
         """The chain node's answer to a request or a batch, with the lie."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patient
+
 CONTRACTS = Path(__file__).parents[2] / "contracts"
 _COMPILE = """
 const fs = require("fs"), solc = require("solc"), file = process.argv[1];
@@ -25,7 +27,7 @@ def compiled(file: str, name: str) -> dict[str, Any]:
     if not (CONTRACTS / "node_modules" / "solc").is_dir():
         pytest.skip("missing: the contracts' tools (`npm ci` in contracts/)")
     command = ["node", "-e", _COMPILE, f"test/{file}"]
-    done = subprocess.run(command, cwd=CONTRACTS, capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run(command, cwd=CONTRACTS, capture_output=True, text=True, check=True, timeout=patient(300))
     found = json.loads(done.stdout)
     assert "contracts" in found, found
     made = found["contracts"][f"test/{file}"][name]

@@ -60,7 +60,7 @@ def embedded(tmp_path: Path) -> Iterator[str]:
 
 def rpc(url: str, method: str, *params: Any) -> Any:
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    response = requests.post(url, json=body, timeout=20).json()
+    response = requests.post(url, json=body, timeout=PATIENCE).json()
     assert "error" not in response, response
     return response["result"]
 

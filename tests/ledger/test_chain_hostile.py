@@ -64,7 +64,7 @@ def test_calls_without_end_are_aborted_and_hold_up_no_block(tmp_path: Path, monk
             mined += 1
         assert mined > 1, "one at least before the calls ended"
         for answer in asked:
-            assert answer.result(60) == {"code": -32000, "message": "execution aborted (timeout = 8s)"}
+            assert answer.result(PATIENCE) == {"code": -32000, "message": "execution aborted (timeout = 8s)"}
         assert probe.functions.deep(10).call() == 10
 
 
@@ -127,10 +127,10 @@ def test_batches_answer_each_member_in_order(chain: Chain) -> None:
         {"jsonrpc": "2.0", "id": 3, "method": "eth_getBalance", "params": []},
         17,
     ]
-    answers = chain.session.post(chain.url, json=batch, timeout=20).json()
+    answers = chain.session.post(chain.url, json=batch, timeout=PATIENCE).json()
     assert answers[0] == {"jsonrpc": "2.0", "id": 1, "result": "0x7a69"}
     assert [a.get("error", {}).get("code") for a in answers[1:]] == [-32601, -32602, -32600]
-    assert chain.session.post(chain.url, json=[], timeout=20).json()["error"]["code"] == -32600
+    assert chain.session.post(chain.url, json=[], timeout=PATIENCE).json()["error"]["code"] == -32600
     with chain.w3.batch_requests() as requested:
         requested.add(chain.w3.eth.get_block(0))
         requested.add(chain.w3.eth.get_block("latest"))
@@ -139,11 +139,11 @@ def test_batches_answer_each_member_in_order(chain: Chain) -> None:
 
 def test_what_is_no_request_is_refused(chain: Chain) -> None:
     def post(body: bytes, **headers: str) -> requests.Response:
-        return requests.post(chain.url, data=body, headers=headers, timeout=20)
+        return requests.post(chain.url, data=body, headers=headers, timeout=PATIENCE)
 
     assert post(b"{nonsense").json()["error"]["code"] == -32700
     assert post(b"[" * 100_000).json()["error"]["code"] == -32700
-    assert requests.get(chain.url, timeout=20).status_code == 405
+    assert requests.get(chain.url, timeout=PATIENCE).status_code == 405
     assert post(b"{}", Origin="http://example.org").status_code == 403
     assert post(b"x" * (5 * 2**20)).status_code == 413
     assert chain.result("eth_chainId") == "0x7a69"
@@ -162,8 +162,8 @@ def test_one_address_does_not_use_up_the_connections(chain: Chain, monkeypatch: 
             return False
 
     with ExitStack() as opened:
-        greedy = [opened.enter_context(socket.create_connection(place, timeout=20)) for _ in range(8)]
-        other = opened.enter_context(socket.create_connection(place, timeout=20, source_address=("127.0.0.2", 0)))
+        greedy = [opened.enter_context(socket.create_connection(place, timeout=PATIENCE)) for _ in range(8)]
+        other = opened.enter_context(socket.create_connection(place, timeout=PATIENCE, source_address=("127.0.0.2", 0)))
         assert answers(other), "who came last: all others were let in or refused before"
         assert 0 < [answers(connection) for connection in greedy].count(True) <= 5
 

@@ -469,7 +469,7 @@ def test_two_processes_send_with_one_key(embedded, tmp_path):
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in both:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors
     assert client.rpc.number("eth_getTransactionCount", client.account, "latest") == sent + 24
     assert all_mined(tmp_path)

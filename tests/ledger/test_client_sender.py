@@ -27,7 +27,7 @@ def test_mined_transactions_leave_the_outbox(fake_chain, sender, tmp_path):
     pending = sender.send(TO, b"a", 100_000)
     assert len(files(tmp_path)) == 1
     fake_chain.mine()
-    assert sender.wait(pending, 30)["status"] == "0x1"
+    assert sender.wait(pending, PATIENCE)["status"] == "0x1"
     assert files(tmp_path) == []
 
 
@@ -35,7 +35,7 @@ def test_nonces_follow_each_other_without_waiting_for_blocks(fake_chain, sender)
     pendings = [sender.send(TO, bytes([i]), 100_000) for i in range(5)]
     assert [p.nonce for p in pendings] == [0, 1, 2, 3, 4]
     fake_chain.mine()
-    assert all(sender.wait(p, 30) for p in pendings)
+    assert all(sender.wait(p, PATIENCE) for p in pendings)
 
 
 def test_a_transaction_takes_two_exchanges_however_many_wait(fake_chain, sender):
@@ -81,7 +81,7 @@ def test_the_same_waiting_call_is_not_sent_twice(fake_chain, sender):
     assert first == second and len(fake_chain.pool) == 1
     fake_chain.mine()
     assert sender.send(TO, b"a", 100_000).nonce == 0  # mined meanwhile, and nobody was told
-    sender.wait(first, 30)
+    sender.wait(first, PATIENCE)
     assert sender.send(TO, b"a", 100_000).nonce == 1  # a new one
 
 
@@ -97,7 +97,7 @@ def test_what_a_block_had_just_now_is_not_paid_for_again_because_a_chain_node_is
 
     pending = sender.send(TO, b"a", 100_000, check=check)
     fake_chain.mine()
-    sender.wait(pending, 30)
+    sender.wait(pending, PATIENCE)
     for _ in range(3):
         fake_chain.faults.append(once("eth_getTransactionCount", "0x0"))
         assert sender.send(TO, b"a", 100_000, check=check).nonce == 0 and asked == []
@@ -114,7 +114,7 @@ def test_restart_sends_the_same_bytes_again(fake_chain, sender, tmp_path):
     assert fake_chain.submitted == [first.raw, first.raw]
     assert again.send(TO, b"a", 100_000).nonce == 0 and again.send(TO, b"b", 100_000).nonce == 1
     fake_chain.mine()
-    assert again.wait(first, 30)["transactionHash"] == first.hashes[0]
+    assert again.wait(first, PATIENCE)["transactionHash"] == first.hashes[0]
 
 
 def test_mined_while_away_is_told_to_whoever_asks_again(fake_chain, sender, tmp_path):
@@ -122,7 +122,7 @@ def test_mined_while_away_is_told_to_whoever_asks_again(fake_chain, sender, tmp_
     fake_chain.mine()
     again = reopen(fake_chain, tmp_path)
     assert files(tmp_path) == []
-    assert again.wait(again.send(TO, b"a", 100_000), 30)["blockNumber"] == "0x1"  # whoever asks again is told
+    assert again.wait(again.send(TO, b"a", 100_000), PATIENCE)["blockNumber"] == "0x1"  # whoever asks again is told
     assert len(fake_chain.submitted) == 1
 
 
@@ -146,7 +146,7 @@ def test_mined_before_the_retry_is_success(fake_chain, sender):
 
     fake_chain.faults.append(lose)
     pending = sender.send(TO, b"a", 100_000)  # the retry is told "nonce too low"
-    assert pending.nonce == 0 and sender.wait(pending, 30)["status"] == "0x1"
+    assert pending.nonce == 0 and sender.wait(pending, PATIENCE)["status"] == "0x1"
 
 
 def test_a_nonce_used_elsewhere_is_skipped(fake_chain, sender, tmp_path):
@@ -168,7 +168,7 @@ def test_a_vanished_transaction_is_sent_again(fake_chain, sender):
             return {"transactionHash": pending.hashes[0], "status": "0x1"}
 
     fake_chain.faults.append(mine_when_back)
-    assert sender.wait(pending, 30)["status"] == "0x1"
+    assert sender.wait(pending, PATIENCE)["status"] == "0x1"
 
 
 def test_a_gap_left_by_a_lost_transaction_is_filled(fake_chain, sender):
@@ -176,7 +176,7 @@ def test_a_gap_left_by_a_lost_transaction_is_filled(fake_chain, sender):
     second = sender.send(TO, b"b", 100_000)
     del fake_chain.pool[first.hashes[0]]
     miner = Miner(fake_chain)
-    assert sender.wait(second, 30)["status"] == "0x1"
+    assert sender.wait(second, PATIENCE)["status"] == "0x1"
     miner.stop()
 
 
@@ -185,7 +185,7 @@ def test_a_higher_fee_is_offered_when_the_base_fee_rises(fake_chain, sender, tmp
     fake_chain.pool.clear()
     fake_chain.base_fee = 1000
     miner = Miner(fake_chain)
-    receipt = sender.wait(pending, 30)
+    receipt = sender.wait(pending, PATIENCE)
     miner.stop()
     assert receipt["transactionHash"] != pending.hashes[0] and files(tmp_path) == []
 
@@ -196,7 +196,7 @@ def test_who_waits_for_what_was_given_up_is_told_so(fake_chain, sender):
     sender._outbox.keep(replace(pending, expires=0.0))  # nobody asked again
     assert sender.send(TO, b"b", 100_000).nonce == pending.nonce
     with pytest.raises(LedgerError, match=rf"^transaction {pending.hashes[-1]} is not sent again: .* left to another$"):
-        sender.wait(pending, 30)
+        sender.wait(pending, PATIENCE)
 
 
 def test_another_transaction_took_the_nonce(fake_chain, sender, tmp_path):
@@ -205,7 +205,7 @@ def test_another_transaction_took_the_nonce(fake_chain, sender, tmp_path):
     for _ in range(20):
         fake_chain.mine()
     with pytest.raises(LedgerError, match="took nonce 0"):
-        sender.wait(pending, 30)
+        sender.wait(pending, PATIENCE)
     assert files(tmp_path) == []
 
 
@@ -232,7 +232,7 @@ def test_a_silent_node_is_unavailable_and_the_transaction_goes_out_later(fake_ch
     assert sender.send(TO, b"b", 100_000).nonce == 1
     waiting = sender.send(TO, b"a", 100_000)  # the caller tries again: the same transaction
     miner = Miner(fake_chain)
-    assert waiting.nonce == 0 and sender.wait(waiting, 30)["status"] == "0x1"
+    assert waiting.nonce == 0 and sender.wait(waiting, PATIENCE)["status"] == "0x1"
     miner.stop()
 
 
@@ -243,21 +243,21 @@ def test_an_outbox_from_before_the_chain_was_reset_does_not_block(fake_chain, se
     fake_chain.pool.clear()
     fresh = reopen(fake_chain, tmp_path)
     with pytest.raises(LedgerError, match="try again"):
-        fresh.wait(fresh.send(TO, b"b", 100_000), 30)
+        fresh.wait(fresh.send(TO, b"b", 100_000), PATIENCE)
     fake_chain.pool.clear()
     pending = fresh.send(TO, b"b", 100_000)
     fake_chain.mine()
-    assert pending.nonce == 0 and fresh.wait(pending, 30) and files(tmp_path) == []
+    assert pending.nonce == 0 and fresh.wait(pending, PATIENCE) and files(tmp_path) == []
 
 
 def test_a_reorg_that_drops_earlier_transactions_is_reported_once(fake_chain, sender, tmp_path):
     fake_chain.counts[ACCOUNT] = 5
     first = sender.send(TO, b"a", 100_000)
     fake_chain.mine()
-    sender.wait(first, 30)
+    sender.wait(first, PATIENCE)
     fake_chain.counts[ACCOUNT] = 3  # and nobody has the transactions 3 to 5 any more
     with pytest.raises(LedgerError, match="try again"):
-        sender.wait(sender.send(TO, b"b", 100_000), 30)
+        sender.wait(sender.send(TO, b"b", 100_000), PATIENCE)
     fake_chain.pool.clear()
     assert entries(tmp_path) == [] and sender.send(TO, b"b", 100_000).nonce == 3
 
@@ -296,7 +296,7 @@ def test_two_senders_on_one_outbox_take_turns(fake_chain, sender, tmp_path):
     pendings = [one.send(TO, bytes([i]), 100_000) for i, one in enumerate([sender, other, other, sender, other])]
     assert [p.nonce for p in pendings] == [0, 1, 2, 3, 4] and sender.send(TO, bytes([4]), 100_000) == pendings[4]
     fake_chain.mine()
-    assert all(other.wait(p, 30)["status"] == "0x1" for p in pendings) and files(tmp_path) == []
+    assert all(other.wait(p, PATIENCE)["status"] == "0x1" for p in pendings) and files(tmp_path) == []
     assert sender.send(TO, b"x", 100_000).nonce == 5
 
 
@@ -348,7 +348,7 @@ def test_what_the_contract_would_refuse_by_now_is_never_sent_again(fake_chain, s
     assert fake_chain.submitted == []
     fresh = again.send(TO, b"seal 2", 100_000)
     fake_chain.mine()
-    assert fresh.nonce == stale.nonce and again.wait(fresh, 30)["transactionHash"] == fresh.hashes[-1]
+    assert fresh.nonce == stale.nonce and again.wait(fresh, PATIENCE)["transactionHash"] == fresh.hashes[-1]
     assert stale.raw not in fake_chain.submitted
 
 
@@ -380,7 +380,7 @@ def test_later_nonces_are_not_stuck_behind_a_stale_one(fake_chain, sender, tmp_p
     again = reopen(fake_chain, tmp_path)
     monkeypatch.setattr("dlx.ledger.transactions.sender._STUCK", 0.01)
     miner = Miner(fake_chain)
-    assert again.wait(later, 30)["status"] == "0x1"
+    assert again.wait(later, PATIENCE)["status"] == "0x1"
     miner.stop()
     (taken,) = {entry["to"] for entry in map(read, entries(tmp_path)) if entry["nonce"] == stale.nonce}
     assert taken == ACCOUNT and stale.raw not in fake_chain.submitted[2:]
@@ -391,7 +391,7 @@ def test_whoever_waits_for_what_became_pointless_is_told(fake_chain, sender, mon
     fake_chain.pool.clear()
     refusing(fake_chain, b"seal")
     with pytest.raises(WouldRevert) as caught:
-        sender.wait(pending, 30)
+        sender.wait(pending, PATIENCE)
     assert caught.value.error.revert == bytes.fromhex("12345678")
 
 
@@ -399,7 +399,7 @@ def test_whoever_waits_for_what_became_pointless_is_told(fake_chain, sender, mon
 def test_a_reorged_transaction_is_sent_again(fake_chain, sender, tmp_path, depth):
     pending = sender.send(TO, b"a", 100_000)
     block = fake_chain.mine()
-    sender.wait(pending, 30)
+    sender.wait(pending, PATIENCE)
     for _ in range(depth - 1):
         fake_chain.mine()
     reopen(fake_chain, tmp_path)  # a restart in between changes nothing
@@ -418,7 +418,7 @@ def test_a_reorged_transaction_is_sent_again(fake_chain, sender, tmp_path, depth
 def test_a_confirmed_transaction_is_forgotten(fake_chain, sender, tmp_path):
     pending = sender.send(TO, b"a", 100_000)
     fake_chain.mine()
-    sender.wait(pending, 30)
+    sender.wait(pending, PATIENCE)
     for _ in range(CONFIRMED - 1):
         fake_chain.mine()
     sender.tend()
@@ -432,7 +432,7 @@ def test_the_same_call_may_be_sent_once_the_first_is_mined(fake_chain, sender):
     """As the answer to a second question."""
     first = sender.send(TO, b"answer", 100_000)
     fake_chain.mine()
-    sender.wait(first, 30)
+    sender.wait(first, PATIENCE)
     fake_chain.eth_estimateGas, asked = lambda call, tag: hex(40_000), []
     assert sender.send(TO, b"answer", 100_000, check=asked.append).nonce == 1 and asked == [1]
 
@@ -442,11 +442,11 @@ def test_a_call_that_is_sent_again_costs_no_more_because_another_process_used_th
     fake_chain.eth_estimateGas = lambda call, tag: hex(40_000)
     pending = sender.send(TO, b"deal", 5_000_000, check=lambda block: None)
     fake_chain.mine()
-    sender.wait(pending, 30)
+    sender.wait(pending, PATIENCE)
     other = reopen(fake_chain, tmp_path)
     between = other.send(TO, b"z", 100_000)
     fake_chain.mine()
-    other.wait(between, 30)
+    other.wait(between, PATIENCE)
     again = sender.send(TO, b"deal", 5_000_000, check=lambda block: None)
     assert again.nonce == 2 and again.gas == pending.gas == 70_000
 
@@ -457,7 +457,7 @@ def test_a_client_tries_a_call_again_at_no_block_before_the_one_that_had_it(fake
     client._connected = Domain(31337, TO), TO, sender
     pending = sender.send(TO, Interface("TrainingLedger").call_data("answer", run), 100_000)
     number = fake_chain.mine()
-    sender.wait(pending, 30)
+    sender.wait(pending, PATIENCE)
     fake_chain.eth_estimateGas = lambda call, tag: hex(40_000)
     fake_chain.eth_call = lambda call, tag: tags.append(tag) or REFUSED
     with pytest.raises(Reverted):
@@ -471,7 +471,7 @@ def test_a_receipt_from_a_block_that_is_none_blocks_no_call_for_long(fake_chain,
     fake_chain.mine()
     honest = fake_chain.receipts[pending.hashes[0]]
     fake_chain.faults.append(once("eth_getTransactionReceipt", honest | {"blockNumber": hex(10**12)}))
-    sender.wait(pending, 30)
+    sender.wait(pending, PATIENCE)
     assert sender.send(TO, b"answer", 100_000, check=asked.append).nonce == 1 and asked == [1]
 
 
@@ -496,7 +496,7 @@ def test_a_late_chain_node_does_not_make_us_pay_twice(fake_chain, sender, tmp_pa
     fake_chain.receipts, fake_chain.counts = {}, {}
     again = sender.send(TO, b"a", 100_000)
     fake_chain.receipts, fake_chain.counts = receipts, counts
-    assert again.nonce == first.nonce and sender.wait(again, 30)["transactionHash"] == first.hashes[0]
+    assert again.nonce == first.nonce and sender.wait(again, PATIENCE)["transactionHash"] == first.hashes[0]
     assert set(fake_chain.submitted) == {first.raw}
 
 
@@ -597,7 +597,7 @@ def test_the_budget_counts_what_was_paid_and_what_is_on_its_way_and_survives_res
         return Sender(RpcClient(fake_chain.url, patience=PATIENCE), 31337, KEY, tmp_path, limits)
 
     sender = reopened()
-    sender.wait(mined(fake_chain, sender.send(TO, b"a", 100_000)), 30)
+    sender.wait(mined(fake_chain, sender.send(TO, b"a", 100_000)), PATIENCE)
     sender = reopened()
     sender.send(TO, b"b", 100_000)
     line = r"the daily budget of 0\.000000000003 ETH is used up: 0\.0000000000004 paid, 0\.0000000000015 on its way"

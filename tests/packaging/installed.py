@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import patient
+
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "requirements" / "constraints.txt"
 TORCH = next(line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
@@ -67,7 +69,7 @@ def run(program: Path, *arguments: object, cwd: Path | None = None, code: int = 
     """What the program prints; ends everything where its exit code is another."""
     command = [str(program), *map(str, arguments)]
     ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900, check=False, env=ours)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=patient(900), check=False, env=ours)
     if done.returncode != code:
         sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tests.packaging import installed
 from tests.packaging.installed import environment, holds, install, run
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -75,7 +76,9 @@ def vendored() -> None:
 
 def tree(folder: Path, final: bool) -> Path:
     """A copy of what git knows, as it is here; in a dry run with an address."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, timeout=PATIENCE
+    ).stdout
     for name in filter(None, listed.decode().split("\0")):
         if (ROOT / name).exists() or (ROOT / name).is_symlink():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

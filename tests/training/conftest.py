@@ -25,6 +25,7 @@ from dlx.training.models.stages import StageModel, initialise
 from dlx.training.recipe.draft import Draft, DraftData, complete
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import BlobRef, Inner, Model, Plan, WeightsRef
+from tests.patience import PATIENCE
 
 TINY = {
     "model_type": "llama",
@@ -170,7 +171,7 @@ def together() -> Callable[..., list[Any]]:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(120)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
         return results
 

@@ -24,6 +24,7 @@ from dlx.training.recipe.draft import DraftData, draft_from_toml
 from dlx.training.recipe.families import FAMILIES
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner, Model, Outer, Plan
+from tests.patience import patient
 from tests.training.conftest import tiny_draft
 
 ROOT = Path(__file__).parents[2]
@@ -282,6 +283,6 @@ micro_batches = 2
 """)
     (cost,) = costs(draft_from_toml(path))
     command = [sys.executable, "-m", "tests.training.peak", str(path)]
-    measured = int(subprocess.run(command, capture_output=True, check=True, timeout=300, cwd=ROOT).stdout)
+    measured = int(subprocess.run(command, capture_output=True, check=True, timeout=patient(300), cwd=ROOT).stdout)
     assert cost.memory.host == pytest.approx(measured, rel=0.15)
     assert cost.memory.activations > 100_000_000, "most of what it trains with"

@@ -357,7 +357,7 @@ def test_the_proxy_of_faults_is_a_process_too(embedded):
         try:
             url = process.stdout.readline().strip()
             assert RpcClient(url, chain_id=31337).head().number > 0
-            requests.post(url + "/fault", json={"kind": "wrong_chain"}, timeout=60)
+            requests.post(url + "/fault", json={"kind": "wrong_chain"}, timeout=PATIENCE)
             with pytest.raises(WrongLedger):
                 RpcClient(url, chain_id=31337).head()
         finally:

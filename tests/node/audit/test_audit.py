@@ -62,6 +62,7 @@ from dlx.training.models.stages import stage_shapes
 from dlx.training.recipe.recipe import Adaptive, BlobRef, Codec, Evaluation, Outer, Plan, Stop
 from tests.blob_folders import copied, flip
 from tests.history_builder import History, Mischief, Network
+from tests.patience import PATIENCE
 
 pytest_plugins = ["tests.history_builder"]
 
@@ -1045,7 +1046,7 @@ def _proxy(upstream: str, change: Callable[[str, list[Any], Any], Any]) -> Itera
 
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            answer = requests.post(upstream, json=request, timeout=30).json()
+            answer = requests.post(upstream, json=request, timeout=PATIENCE).json()
             if "result" in answer:
                 answer["result"] = change(request["method"], request["params"], answer["result"])
             body = json.dumps(answer).encode()

@@ -221,4 +221,4 @@ def _peer(history: History, folder: Path, secret: bytes) -> Iterator[Host]:
         yield host
     finally:
         trio.from_thread.run_sync(scope.cancel, trio_token=tokens[0])
-        thread.join(10)
+        thread.join(PATIENCE)

@@ -20,13 +20,13 @@ from dlx.p2p.frames import FRAME_LIMIT, PipeAlive, PipeTensor, PipeWant
 from dlx.training.inner.pipeline import as_bytes, as_tensor
 from dlx.training.inner.traffic import Incoming
 from tests.p2p.network import Node, network, until
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, patient
 
 RUN = b"R" * 32
 SHAPE = (1, 8192, 4096)  # 128 MiB of float32
 SIZE = 4 * math.prod(SHAPE)
 AHEAD = 2
-SECONDS = 120.0  # for 512 MiB in all; 16 were measured on a busy machine, with all in one interpreter
+SECONDS = patient(120.0)  # for 512 MiB in all; 16 were measured on a busy machine, with all in one interpreter
 
 
 class Slot:

@@ -15,6 +15,7 @@ from dlx.node.trainer import messages as m
 from dlx.training.data.shards import Dataset
 from dlx.training.models.placement import Placement
 from tests.node.trainer.test_supervision import Run, in_trio, run, soon, trainer
+from tests.patience import PATIENCE
 from tests.ports import lasting_port
 
 __all__ = ["run", "soon"]
@@ -85,7 +86,7 @@ def _lent(rendezvous: str) -> Iterator[psutil.Process]:
             yield psutil.Process(process.pid)
         finally:
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130
+            assert process.wait(PATIENCE) == 130
 
 
 @pytest.mark.slow

@@ -29,9 +29,9 @@ from dlx.training.outer.step import SealedPayload, apply_round
 from dlx.training.recipe.manifest import Manifest, canonical_bytes
 from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.slot import Slot
+from tests.patience import PATIENCE
 from tests.training.devices import DEVICES
 
-PATIENCE = 300.0  # s for a whole test, which takes a few on an idle machine
 NO_HASH = bytes(32)
 T = TypeVar("T")
 

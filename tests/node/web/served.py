@@ -10,6 +10,7 @@ import trio
 
 from dlx.node.web.app import Page
 from dlx.node.web.serving import listener, serve_on
+from tests.patience import PATIENCE
 
 
 @contextmanager
@@ -28,9 +29,9 @@ def served(page: Page) -> Iterator[str]:
     thread = threading.Thread(target=trio.run, args=(main,), daemon=True)
     thread.start()
     try:
-        if not ready.wait(60):
+        if not ready.wait(PATIENCE):
             raise TimeoutError("the page is not served")
         yield url
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(PATIENCE)

@@ -31,7 +31,7 @@ from tests.history_builder import History
 from tests.node.command import dlx
 from tests.node.stated_run import RUN, STEPS, SilentClient, StatedRun
 from tests.node.web.served import served
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 pytest_plugins = ["tests.history_builder"]
 TOKEN = "a token of some length"
@@ -59,7 +59,7 @@ def _site(history: History, token: str | None) -> Iterator[httpx.Client]:
     with (
         closing(reader),
         served(Page(reader, Guard(token), auditing, places)) as url,
-        httpx.Client(base_url=url, trust_env=False, timeout=120) as client,
+        httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client,
     ):
         yield client
         auditing.stop()
@@ -165,7 +165,10 @@ def test_a_stages_weights_are_downloaded_only_as_the_ledger_has_them(
     assert site.get(f"{run_of(honest_history)}/versions/2/stage-2.safetensors").status_code == 404
     (tmp_path / name.hex()).write_bytes(b"x" * len(got.content))
     reader = Reader(honest_history.client(), (tmp_path,), "")
-    with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+    with (
+        served(Page(reader, Guard(None))) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client,
+    ):
         with pytest.raises(httpx.RemoteProtocolError):  # cut off before its end
             client.get(f"{run_of(honest_history)}/versions/2/stage-1.safetensors")
     reader.close()
@@ -257,7 +260,10 @@ def test_a_fault_of_its_own_is_no_page_without_a_policy(monkeypatch: pytest.Monk
 
     reader = Reader(SilentClient(StatedRun()), (), "")
     monkeypatch.setattr(reader, "runs_page", fail)
-    with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+    with (
+        served(Page(reader, Guard(None))) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client,
+    ):
         found = client.get("/")
     assert found.status_code == 500 and "default-src 'none'" in found.headers["content-security-policy"]
     assert "secret" not in found.text
@@ -265,7 +271,10 @@ def test_a_fault_of_its_own_is_no_page_without_a_policy(monkeypatch: pytest.Monk
 
 def test_many_who_listen_leave_the_page_readable() -> None:
     reader = Reader(SilentClient(StatedRun()), (), "")
-    with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+    with (
+        served(Page(reader, Guard(None))) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client,
+    ):
         port, path = httpx.URL(url).port, f"/runs/0x{RUN.hex()}/events"
         asked = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(100)]
         for one in asked:
@@ -291,7 +300,10 @@ def test_a_reorg_is_told_to_who_looks() -> None:
     stated.seal(0, {0: STEPS})
     reader = Reader(SilentClient(stated), (), "")
     at = f"/runs/0x{RUN.hex()}"
-    with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+    with (
+        served(Page(reader, Guard(None))) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client,
+    ):
         assert client.get(f"{at}/rounds/0").status_code == 200
         with client.stream("GET", f"{at}/events") as other:
             lines = other.iter_lines()
@@ -308,7 +320,10 @@ def test_a_new_seal_is_told_to_who_looks() -> None:
     stated.open()
     stated.seal(0, {0: STEPS})
     reader = Reader(SilentClient(stated), (), "")
-    with served(Page(reader, Guard(None))) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+    with (
+        served(Page(reader, Guard(None))) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client,
+    ):
         with client.stream("GET", f"/runs/0x{RUN.hex()}/events") as other:
             lines = other.iter_lines()
             with reader._lock:  # as another process would

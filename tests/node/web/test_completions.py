@@ -17,6 +17,7 @@ from dlx.node.web.completions import Completions
 from dlx.training.models.evaluate import EvaluateError
 from dlx.training.models.generate import Sampling, Writer, _overlap
 from tests.node.tiny_model import write_model
+from tests.patience import PATIENCE
 
 CONTEXT = 64
 
@@ -49,7 +50,7 @@ def asked(app: Any, method: str, path: str, body: Any = None, **headers: str) ->
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             content = body if isinstance(body, str | bytes) or body is None else json.dumps(body)
-            return await client.request(method, path, content=content, headers=headers, timeout=60)
+            return await client.request(method, path, content=content, headers=headers, timeout=PATIENCE)
 
     return trio.run(go)
 
@@ -293,7 +294,7 @@ def test_those_whose_turn_has_not_come_count_too(writer: Writer) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
 
             async def ask() -> None:
-                codes.append((await client.post("/v1/completions", json=given, timeout=60)).status_code)
+                codes.append((await client.post("/v1/completions", json=given, timeout=PATIENCE)).status_code)
 
             async with trio.open_nursery() as nursery:
                 async with served._turn:
@@ -373,7 +374,7 @@ def test_who_hangs_up_ends_the_answer(writer: Writer) -> None:
     async def go() -> None:
         nonlocal came
         came = trio.Event()
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE):
             await app(scope, receive, send)
 
     trio.run(go)

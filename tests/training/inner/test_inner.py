@@ -20,6 +20,7 @@ from dlx.training.models.placement import Placement
 from dlx.training.models.stages import initialise
 from dlx.training.recipe.manifest import Manifest, canonical_bytes
 from dlx.training.recipe.recipe import Inner
+from tests.patience import PATIENCE
 from tests.training.devices import DEVICES
 from tests.training.inner.stepping import TOTAL, steps
 
@@ -174,7 +175,9 @@ def test_another_process_reaches_the_same_bits(
     steps(loop, 0, 4)
     (tmp_path / "manifest.json").write_bytes(canonical_bytes(manifest))
     arguments = [str(tmp_path / "manifest.json"), str(blobs)]
-    done = subprocess.run([sys.executable, "-c", _REPLAY, *arguments], capture_output=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _REPLAY, *arguments], capture_output=True, timeout=PATIENCE, check=True
+    )
     assert done.stdout.decode().split() == list(_hashes(loop))
 
 

@@ -18,6 +18,7 @@ from dlx.training.models.stages import StageModel
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Model
 from dlx.training.recipe.usage import read_usage
+from tests.patience import patient
 from tests.training import texts
 from tests.training.models import loading
 from tests.training.recipe.test_families import CASES, SPLITS, full
@@ -82,7 +83,11 @@ def _loaded(folders: list[Path], packages: Path | None) -> list[dict[str, Any]]:
     if packages is not None:
         environment["PYTHONPATH"] = str(packages)
     done = subprocess.run(
-        [sys.executable, loading.__file__, *folders], env=environment, capture_output=True, text=True, timeout=500
+        [sys.executable, loading.__file__, *folders],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=patient(500),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]

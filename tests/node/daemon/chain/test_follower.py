@@ -24,6 +24,7 @@ from dlx.node.daemon.supervisor import Supervisor
 from dlx.node.home.errors import Failure
 from tests.ledger.ledger_run import config
 from tests.node.daemon import virtual_time
+from tests.patience import patient
 
 RUN, CREATOR = b"\x01" * 32, f"0x{1:040x}"
 AT = EventPosition(1, bytes(32), 0, bytes(32), 1_700_000_000)
@@ -77,7 +78,7 @@ def follow(client: Client, program: Callable[[Follower, Supervisor], Awaitable[N
 
 
 async def until(follower: Follower, wanted: Callable[[ChainSeen], bool]) -> ChainSeen:
-    with trio.fail_after(600):
+    with trio.fail_after(patient(600)):
         async for seen in follower.seen.values():
             if seen is not None and wanted(seen):
                 return seen

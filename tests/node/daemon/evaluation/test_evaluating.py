@@ -27,6 +27,7 @@ from dlx.p2p import wire
 from dlx.training.data.shards import DataManifest, Shard
 from tests.node.daemon import virtual_time
 from tests.node.daemon.contexts import make_context
+from tests.patience import PATIENCE
 
 RUN, DOMAIN = b"\x01" * 32, Domain(31337, account_of(b"\x99" * 32))
 KEYS = [b"\x21" * 32, b"\x22" * 32]
@@ -188,7 +189,7 @@ def test_a_stranger_says_nothing_of_a_part(net: Net) -> None:
     assert node.take(wire.EvaluationMessage(RUN, broken), "somebody") is Heard.JUNK
     assert node.take(wire.EvaluationMessage(bytes(32), honest.encode()), "somebody") is Heard.JUNK
     with pytest.raises(trio.TooSlowError):
-        until(lambda: len(net.asked) > asked, node, seconds=60)
+        until(lambda: len(net.asked) > asked, node, seconds=PATIENCE)
     assert node.take(wire.EvaluationMessage(RUN, honest.encode()), "somebody") is Heard.NO_NEWS
     until(lambda: bool(net.sent), node)
     other = SlashingProtection(net.folder / "again.sqlite", KEYS[0], DOMAIN).sign_evaluation(

@@ -31,6 +31,7 @@ from dlx.node.home.join_line import Listed, SignedInvitation
 from dlx.node.home.keys.site import Site, make
 from tests.ledger.ledger_run import config
 from tests.node.daemon import virtual_time
+from tests.patience import patient
 
 RUN, ACCOUNT, OTHER, THIRD = b"\x01" * 32, f"0x{1:040x}", f"0x{2:040x}", f"0x{3:040x}"
 STALLED = 1000  # seconds, far beyond the config's round timeouts of 2 s
@@ -416,7 +417,7 @@ def test_a_slot_that_is_just_being_asked_for_is_given_back_too() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(2000):
+    with trio.fail_after(patient(2000)):
         while not condition():
             await trio.sleep(1)
 
@@ -583,7 +584,7 @@ def test_a_machine_that_its_lines_site_does_not_let_in_says_so_and_pays_for_no_c
         )
         said = revoked if is_revoked else other
         for _ in range(2):
-            with pytest.raises(NoSlot, match=said), trio.fail_after(2000):
+            with pytest.raises(NoSlot, match=said), trio.fail_after(patient(2000)):
                 await membership.join((ANY_STAGE,), lambda: None)
         assert not ledger.sent
 
@@ -604,7 +605,7 @@ def test_a_machine_that_is_revoked_while_it_waits_for_others_pays_for_no_other_c
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(is_revoked)
-            with pytest.raises(NoSlot, match="is for invited accounts"), trio.fail_after(2000):
+            with pytest.raises(NoSlot, match="is for invited accounts"), trio.fail_after(patient(2000)):
                 await membership.join((ANY_STAGE,), lambda: None)
         assert not ledger.sent
 
@@ -648,7 +649,7 @@ def test_what_the_chain_does_not_show_is_not_paid_for_again_with_each_try(tmp_pa
             ledger.shows = True
         assert ledger.sent == [("admit", site.address), ("enlist", ANY_STAGE, site.address)]
         began = trio.current_time()
-        with trio.fail_after(700):
+        with trio.fail_after(patient(700)):
             while len(ledger.sent) < 3:
                 with suppress(NoSlot):
                     await membership.join((ANY_STAGE,), lambda: None)

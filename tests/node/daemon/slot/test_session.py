@@ -37,6 +37,7 @@ from dlx.training.slot.rounds import RoundInputs, Trained
 from tests.node.daemon import virtual_time
 from tests.node.daemon.contexts import make_context
 from tests.node.round.simulation import DOMAIN, RUN, START, Simulation, digest, make_rules
+from tests.patience import patient
 
 ROUNDS = 3
 
@@ -165,7 +166,7 @@ class Scene:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._follow, session)
                 nursery.start_soon(session.run)
-                with trio.fail_after(3000):
+                with trio.fail_after(patient(3000)):
                     await program(session)
                 nursery.cancel_scope.cancel()
 

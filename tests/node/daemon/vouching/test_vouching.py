@@ -32,6 +32,7 @@ from dlx.training.recipe.recipe import Retention as Kept
 from tests.node.daemon import virtual_time
 from tests.node.daemon.contexts import make_context
 from tests.node.round.simulation import DOMAIN, FOUNDER, RUN, START, Simulation, digest, make_rules
+from tests.patience import patient
 
 GENESIS, NEXT, PAYLOAD = b"weights 0", b"weights 1", b"a payload of the member"
 OTHER = b"of somebody else"
@@ -126,7 +127,7 @@ class Scene:
         async def main() -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.vouching.run, lambda: None)
-                with trio.fail_after(300):
+                with trio.fail_after(patient(300)):
                     await program()
                 nursery.cancel_scope.cancel()
 
