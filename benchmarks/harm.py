@@ -27,6 +27,7 @@ from dlx.training.outer.inner_products import Plain, gram
 from dlx.training.outer.policy import measure, multipliers
 from dlx.training.outer.step import outer_step, parts
 from dlx.training.recipe.manifest import Manifest
+from tests.attacks.acts import NeverLied, distance
 from tests.attacks.lies import Lie, Tensors, last_segment, lying_passes
 
 REPLICAS = 4
@@ -64,6 +65,25 @@ def heldout(lie: Lie, policy: str, setting: Setting, rounds: int, steps: int, ou
     except (TrainingError, CodecError):
         return math.inf
     return loss if math.isfinite(loss) else math.inf
+
+
+def proven(lie: Lie, setting: Setting, steps: int, out: Path) -> None:
+    """Raises NeverLied where what the liar sends in its first two rounds is what it would send without its lie."""
+    if lie.is_honest or (lie.update is lie.end is None and (lie.node or lie.loss != 1.0)):
+        return  # what it sends is honest work
+    method = Method("attack", inner={"optimiser": "muon"}, plan={"inner_steps": steps})
+    manifest = manifest_of(Job(method, setting, 1e-2, 0, 2 * steps), out)
+    dataset = Dataset.open(out / "blobs" / manifest.data.manifest.sha256, out / "blobs")
+    honest = Lie(name="honest", about="", precision=lie.precision)
+    others = [Member(manifest, replica, dataset, honest) for replica in range(REPLICAS - 1)]
+    liar, twin = (Member(manifest, REPLICAS - 1, dataset, one) for one in (lie, honest))
+    version, found = initialise(manifest, 0), list[float]()
+    for round in range(2):
+        payloads = [one.round(version, round, 2 * steps, ()) for one in others]
+        sent, true = (one.round(version, round, 2 * steps, payloads) for one in (liar, twin))
+        found.append(distance(sent, true))
+    if max(found) <= lie.differs:
+        raise NeverLied(f"{lie.name}: what it sends is {max(found):.3g} from its honest work, not {lie.differs:g}")
 
 
 class Member:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 45  # after this no test begins
+SECONDS = 30  # after this no test begins
 ELSEWHERE = ("tests/benchmarks/", "tests/docs/")  # `make test` does not run them either
 
 

@@ -7,7 +7,7 @@ The same entry drives a liar's training process in a real run (`tests.attacks.li
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,6 +46,14 @@ class Lie:
     loss: float = 1.0  # what it makes of the loss
     node: str = ""  # what its network process does, see tests.attacks.liar
     precision: Precision = "float32"  # of the run that it is played in: in bfloat16 its rounds have several segments
+    differs: float = 0.0  # how far what it sends is at least from its honest work, as a part of that; 0: anyhow
+
+    @property
+    def is_honest(self) -> bool:
+        return replace(self, name="", about="", precision="float32") == replace(_HONEST, name="", about="")
+
+
+_HONEST = Lie(name="honest", about="does what it says")
 
 
 def _noise(scale: float) -> Ends:
@@ -115,10 +123,11 @@ def _alie(own: Tensors, others: Sequence[Tensors], before: Tensors | None) -> Te
 LIES = {
     lie.name: lie
     for lie in (
-        Lie(name="honest", about="does what it says"),
-        Lie(name="noise", about="random weights, as far from the start as honest ones", work=0.0, end=_noise(1.0)),
-        Lie(name="noise-10x", about="the same, ten times as far", work=0.0, end=_noise(10.0)),
-        Lie(name="sign-flip", about="trains, then steps the other way", end=_flipped),
+        _HONEST,
+        Lie(name="noise", about="random weights, as far from the start as honest ones", work=0.0, end=_noise(1.0),
+            differs=1.0),
+        Lie(name="noise-10x", about="the same, ten times as far", work=0.0, end=_noise(10.0), differs=9.0),
+        Lie(name="sign-flip", about="trains, then steps the other way", end=_flipped, differs=1.9),
         Lie(name="zeros", about="no step at all", work=0.0, skips=lambda done: True),
         Lie(name="other-data", about="trains on another replica's data", lots=lambda round, replicas: 1),
         Lie(
@@ -128,12 +137,20 @@ LIES = {
         ),
         Lie(name="half-steps", about="5 of 10 steps", work=0.5, skips=lambda done: done >= 5),
         Lie(name="nine-steps", about="9 of 10 steps", work=0.9, skips=lambda done: done >= 9),
-        Lie(name="stale-copy", about="its payload of the round before, again", work=0.0, copies="own"),
-        Lie(name="mate-copy", about="the payload of another replica", work=0.0, copies="mate"),
+        Lie(name="stale-copy", about="its payload of the round before, again", work=0.0, copies="own", differs=0.1),
+        Lie(name="mate-copy", about="the payload of another replica", work=0.0, copies="mate", differs=0.1),
         Lie(
             name="poison",
             about="honest work, and ten times its opposite as payload",
             update=lambda own, others, before: {name: -10 * tensor for name, tensor in own.items()},
+            differs=10.9,
+        ),
+        Lie(
+            name="own-multiplier",
+            about="200,000 times its work, and as proposer a 1 where its multiplier is 0",
+            end=lambda start, honest, round: {name: one + 2e5 * (honest[name] - one) for name, one in start.items()},
+            differs=1e5,
+            node="own-multiplier",
         ),
         Lie(name="rate", about="an inner learning rate 10% too high", rate=1.1),
         Lie(name="bfloat16", about="bfloat16 for float32", work=0.5, bfloat16=True),
@@ -142,14 +159,14 @@ LIES = {
         Lie(name="equivocate", about="signs two contributions to a round", node="equivocate"),
         Lie(name="censor", about="lists and signs only what leaves the others out", node="censor"),
         Lie(name="collude", about="half of the replicas: noise, and verdicts for each other", work=0.0, liars=2,
-            end=_noise(1.0), node="collude"),
-        Lie(name="alie", about="what others sent, a little off (ALIE)", work=0.0, update=_alie),
+            end=_noise(1.0), node="collude", differs=1.0),
+        Lie(name="alie", about="what others sent, a little off (ALIE)", work=0.0, update=_alie, differs=0.1),
         Lie(name="resets", about="residual and moments from zeros in every round", resets=lambda own: True),
         Lie(name="resets-4", about="the same, in as many rounds as may be: 4 of 64",
             resets=lambda own: 0 < own % RESET_WINDOW <= RESETS),
         Lie(name="honest-bfloat16", about="does what it says, in bfloat16", precision="bfloat16"),
         Lie(name="last-segment", about="-10 times its update, in the last of 3 segments only (bfloat16)",
-            end=_poisoned, last_segment=True, precision="bfloat16"),
+            end=_poisoned, last_segment=True, precision="bfloat16", differs=1.5),
         Lie(name="int8-weights", about="passes with weights of 8 bits (bfloat16)", seen=_int8, precision="bfloat16"),
         Lie(name="frozen-norms", about="norms that never change (bfloat16)", frozen=lambda name: "norm" in name,
             precision="bfloat16"),

@@ -16,11 +16,19 @@ from dlx.node.round.knowledge import Knowledge
 from dlx.node.round.round_state import RoundState
 from dlx.node.round.sealing import Sealing
 from dlx.training.slot.undecided import Undecided
+from tests.attacks import acts
 from tests.attacks.lies import Lie
 
 
 def lie_to_members(lie: Lie) -> None:
-    changes = {"": _nothing, "withhold": _withhold, "equivocate": _equivocate, "censor": _censor, "collude": _collude}
+    changes = {
+        "": _nothing,
+        "withhold": _withhold,
+        "equivocate": _equivocate,
+        "censor": _censor,
+        "collude": _collude,
+        "own-multiplier": _own_multiplier,
+    }
     changes[lie.node]()
 
 
@@ -33,6 +41,8 @@ def _withhold() -> None:
     honest = Undecided.decide
 
     def decide(self: Any, round: int, segments: Collection[int], blobs: Path, ahead: float = 0.0) -> frozenset[bytes]:
+        if segments:
+            acts.note()
         return honest(self, round, (), blobs)
 
     Undecided.decide = decide  # type: ignore[method-assign]
@@ -50,6 +60,7 @@ def _equivocate() -> None:
                 other = replace(said, loss=said.loss // 2)
                 signed: SignedContribution = other.sign(self._rules.domain, self._context.signer._key)
                 await honest(self, a.GossipContribution(signed))
+                acts.note()
 
     Executor._gossip = gossip  # type: ignore[method-assign]
 
@@ -60,7 +71,10 @@ def _censor() -> None:
 
     def usable(self: Any, state: RoundState) -> dict[int, bytes]:
         found, slot = honest_usable(self, state), self.view.slot_of(self._account)
-        return {slot[0]: found[slot[0]]} if slot is not None and slot[0] in found else {}
+        alone = {slot[0]: found[slot[0]]} if slot is not None and slot[0] in found else {}
+        if len(alone) < len(found):
+            acts.note()
+        return alone
 
     def attest(self: Any, moment: Any, digest: bytes, proposal: Any) -> None:
         if proposal.signer == self._account:
@@ -76,7 +90,25 @@ def _collude() -> None:
     honest = verifier.VerdictReport
 
     def report(**fields: Any) -> Any:
+        if fields["finding"] != int(Finding.HONEST):
+            acts.note()
         return honest(**fields | {"finding": int(Finding.HONEST), "reasons": ()})
 
     verifier.VerdictReport = report  # type: ignore[misc, assignment]
     assert Verifier._check.__globals__["VerdictReport"] is report
+
+
+def _own_multiplier() -> None:
+    """As a proposer it counts its own payload where the policy gives that nothing."""
+    honest = Sealing._multipliers
+
+    def multipliers(self: Any, moment: Any, listed: tuple[bytes, ...]) -> tuple[int, ...] | None:
+        found = honest(self, moment, listed)
+        if found is None:
+            return None
+        makers = [signed.contribution.account for signed in moment.state.listing(listed)]
+        return tuple(
+            1 if one == 0 and maker == self._account else one for one, maker in zip(found, makers, strict=True)
+        )
+
+    Sealing._multipliers = multipliers  # type: ignore[method-assign]

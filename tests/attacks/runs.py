@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +14,8 @@ from dlx.node.audit.verdict_store import read_verdicts
 from dlx.node.home.keys import identity
 from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict
 from dlx.training.recipe.recipe import Precision
+from tests.attacks import acts
+from tests.attacks.acts import prove
 from tests.attacks.lies import Lie
 from tests.e2e.devnets import Timing, ToughDevnet, Watched, draft
 
@@ -35,6 +37,7 @@ class Outcome:
     replica_rounds: int = 0  # counted work of honest replicas
     honest_missing: int = 0  # of all that they could have had counted
     liars_counted: int = 0  # replica-rounds of liars that were counted
+    liars_multiplier: int = 0  # the largest that a seal gave one of them
     liars_weight: float = 0.0  # in the end, in the stage with most: of all that work can earn
     refused: Counter[str] = field(default_factory=Counter)  # reason -> refusals by honest members
     verdicts: Counter[str] = field(default_factory=Counter)  # finding on liars' work -> honest members' verdicts
@@ -43,6 +46,7 @@ class Outcome:
     noticed: int | None = None  # the first round of a liar that an honest member found false or withheld
     reasons: Counter[str] = field(default_factory=Counter)  # of these verdicts
     convicted: int = 0  # liars
+    acts: int = 0  # how often the liars noted that they lied
 
     def row(self) -> dict[str, Any]:
         """For a table: who notices, after how many rounds, what follows."""
@@ -59,6 +63,7 @@ class Outcome:
             "rounds": self.rounds,
             "honest_counted": round(self.replica_rounds / possible, 3) if possible else None,
             "liars_counted": self.liars_counted,
+            "liars_multiplier": self.liars_multiplier,
             "liars_weight": round(self.liars_weight, 3),
             "honest_checked": self.honest_checked,
             "blamed": self.blamed,
@@ -66,6 +71,7 @@ class Outcome:
             "verdicts": dict(self.verdicts),
             "reasons": dict(self.reasons.most_common(5)),
             "convicted": self.convicted,
+            "acts": self.acts,
         }
 
 
@@ -76,8 +82,10 @@ class Arena:
     In float32 its rounds are one segment; in bfloat16 they are three, each drawn with probability `share`.
     """
 
-    def __init__(self, root: Path, share: float, honest: int = 3, precision: Precision = "float32") -> None:
-        text = f'precision = "{precision}"\n' + draft(100_000, INNER_STEPS, TIMING, honest)
+    def __init__(
+        self, root: Path, share: float, honest: int = 3, precision: Precision = "float32", delay: int = 1
+    ) -> None:
+        text = f'precision = "{precision}"\n' + draft(100_000, INNER_STEPS, TIMING, honest, delay=delay)
         text += f"min_round_time = {MIN_ROUND_TIME}\n\n[audit]\nshare = {share}\n"
         self._devnet = ToughDevnet.create(root, 100_000, honest, STAGES, lambda line: None, text, 0.2)
         self._honest = list(self._devnet.names)
@@ -101,7 +109,10 @@ class Arena:
         self._devnet.stop()
 
     def play(self, lie: Lie, rounds: int) -> Outcome:
-        """Until so many more rounds are sealed, or every liar was convicted and nothing of theirs is left to check."""
+        """Until so many more rounds are sealed, or every liar was convicted and nothing of theirs is left to check.
+
+        Raises NeverLied for liars that did honest work only.
+        """
         watched, devnet, names = self._watched, self._devnet, [f"{lie.name}-{n}" for n in range(STAGES * lie.liars)]
         for name in names:
             folder = devnet.folder(name)
@@ -115,7 +126,10 @@ class Arena:
         liars, first = set(watched.read().members()) - self._accounts, watched.sealed_rounds()
         try:
             watched.until("the end", lambda: watched.sealed_rounds() >= first + rounds or self._convicted(liars))
-            return self._outcome(liars, first)
+            found = self._outcome(liars, first)
+            noted = {name: acts.read(devnet.folder(name).root) for name in names}
+            prove(lie, noted)
+            return replace(found, acts=sum(map(len, noted.values())))
         finally:
             devnet.end(names)
             watched.until("free slots", lambda: len(watched.read().members()) == len(self._honest))
@@ -133,6 +147,11 @@ class Arena:
             found.replica_rounds += counted
             found.honest_missing += team - counted
             found.liars_counted += max(len(accounts & liars) for accounts in stages)
+        sealed = [
+            view.sealed[stage, round] for stage in range(STAGES) for round in range(first, watched.sealed_rounds())
+        ]
+        records = [pair for one in sealed for pair in zip(one.accounts, one.records, strict=True)]
+        found.liars_multiplier = max((record.multiplier for maker, record in records if maker in liars), default=0)
         held = (sum(view.weight_of(one, 0) for one in liars & {*view.members_in(stage)}) for stage in range(STAGES))
         found.liars_weight = max(held) / FULL
         refused = {name: Counter(watched.status(name).rejected) for name in self._honest}

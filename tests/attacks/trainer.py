@@ -25,7 +25,8 @@ from dlx.training.inner.optimisers import Optimisers
 from dlx.training.recipe.recipe import Plan
 from dlx.training.slot.rounds import RoundInputs, Trained
 from dlx.training.slot.slot import Slot
-from tests.attacks.lies import LIES, Lie, last_segment, lying_passes
+from tests.attacks import acts
+from tests.attacks.lies import LIES, Lie, lying_passes
 
 LIE = "DLX_TEST_LIE"
 REPLICAS = 4
@@ -34,6 +35,7 @@ REPLICAS = 4
 def lie_about_training(lie: Lie) -> None:
     """Change the classes of this process, for good."""
     _lie_in_steps(lie)
+    _lie_about_the_end(lie)
     _lie_about_data(lie)
     _lie_about_the_loss(lie)
     _lie_in_payloads(lie)
@@ -42,7 +44,7 @@ def lie_about_training(lie: Lie) -> None:
 
 def _lie_in_steps(lie: Lie) -> None:
     """Steps that are left out still run their pipes, for an honest mate's sake; only nothing comes of them."""
-    honest_init, honest_step, honest_load = InnerLoop.__init__, InnerLoop.step, InnerLoop.load_weights
+    honest_init, honest_step = InnerLoop.__init__, InnerLoop.step
     skipping = False
 
     def init(self: Any, *known: Any, **named: Any) -> None:
@@ -50,22 +52,16 @@ def _lie_in_steps(lie: Lie) -> None:
         if lie.bfloat16:
             self._model._bfloat16 = True
 
-    def load(self: Any, weights: Mapping[str, Tensor]) -> None:
-        self._lie_start = {name: tensor.clone() for name, tensor in weights.items()}
-        honest_load(self, self._lie_start)
-
     def step(self: Any, index: int, total_steps: int, *links: Any, **named: Any) -> float:
         nonlocal skipping
         inner_steps, weights = self._manifest.plan.inner_steps, self.weights()
         skipping = lie.skips(index % inner_steps)
-        if lie.last_segment and index % inner_steps == last_segment(self._manifest):
-            self._lie_start = {name: tensor.clone() for name, tensor in weights.items()}
         frozen = {name: tensor.clone() for name, tensor in weights.items() if lie.frozen(name)}
         loss = honest_step(self, index, total_steps, *links, **named)
         for name, tensor in frozen.items():
             weights[name].copy_(tensor)
-        if lie.end is not None and (index + 1) % inner_steps == 0:
-            honest_load(self, lie.end(self._lie_start, self.weights(), index // inner_steps))
+        if skipping or frozen or lie.rate != 1.0 or lie.bfloat16 or lie.seen is not None:
+            acts.note()
         return loss
 
     honest_optimiser = Optimisers.step
@@ -82,9 +78,37 @@ def _lie_in_steps(lie: Lie) -> None:
             ready()  # what is still being written are the true weights
         return honest_advance(self, *known)
 
-    InnerLoop.__init__, InnerLoop.step, InnerLoop.load_weights = init, step, load  # type: ignore[method-assign]
+    InnerLoop.__init__, InnerLoop.step = init, step  # type: ignore[method-assign]
     InnerLoop._advance = advance  # type: ignore[assignment,method-assign]
     Optimisers.step = changed  # type: ignore[method-assign]
+
+
+def _lie_about_the_end(lie: Lie) -> None:
+    """Of a round, or of its last segment: where its honest work has ended, it says another end."""
+    honest_load, honest_begin, honest_steps = Slot._load, InnerLoop.begin_segment, Slot._steps
+    start: dict[str, Tensor] = {}
+
+    def load(self: Any, *known: Any) -> bytes:
+        found = honest_load(self, *known)
+        start.update((name, tensor.clone()) for name, tensor in self._loop.weights().items())
+        return found
+
+    def begin_segment(self: Any) -> None:
+        honest_begin(self)
+        if lie.last_segment:
+            start.update((name, tensor.clone()) for name, tensor in self.weights().items())
+
+    def steps(self: Any, inputs: RoundInputs, *known: Any) -> Any:
+        found = honest_steps(self, inputs, *known)
+        if lie.end is not None:
+            honest = {name: tensor.clone() for name, tensor in self._loop.weights().items()}
+            end = lie.end(start, honest, inputs.round)
+            self._loop.load_weights(end)
+            acts.note(acts.distance(end, honest, start))
+        return found
+
+    Slot._load, Slot._steps = load, steps  # type: ignore[assignment,method-assign]
+    InnerLoop.begin_segment = begin_segment  # type: ignore[method-assign]
 
 
 def _lie_about_data(lie: Lie) -> None:
@@ -92,6 +116,8 @@ def _lie_about_data(lie: Lie) -> None:
 
     def train(self: Any, inputs: RoundInputs, *rest: Any, **named: Any) -> Trained:
         lots = lie.lots(inputs.round, self._manifest.min_replicas)
+        if lots:
+            acts.note()
         by = lots * inputs.plan.inner_steps * self._manifest.data.batch_size
         moved = tuple((max(0, low + by), max(0, low + by) + high - low) for low, high in inputs.samples)
         return honest(self, replace(inputs, samples=moved), *rest, **named)
@@ -104,7 +130,10 @@ def _lie_about_the_loss(lie: Lie) -> None:
 
     def run_step(*known: Any, **named: Any) -> Tensor | None:
         loss = honest(*known, **named)
-        return None if loss is None else loss * lie.loss
+        if loss is None or lie.loss == 1.0:
+            return loss
+        acts.note()
+        return loss * lie.loss
 
     loop.run_step = run_step
 
@@ -128,6 +157,7 @@ def _lose_the_state(lie: Lie) -> None:
             begun.append(inputs.round)
         if lie.resets(begun.index(inputs.round)):
             self._begin_anew()
+            acts.note()
 
     Slot._check = check  # type: ignore[method-assign]
 
@@ -154,12 +184,17 @@ class _LyingCodec:
         if lie.update is not None:
             others = [self._decoded(name, one[parts[name]], plan) for one in self._mates]
             given = {name: torch.from_numpy(np.array(tensor))}
-            tensor = lie.update(given, others, None)[name].numpy()
+            update = lie.update(given, others, None)
+            if update is not given:
+                acts.note(acts.distance(update, given))
+            tensor = update[name].numpy()
         self._honest.encode_part(name, tensor, plan, out, previous)
         self._own[-1][parts[name]] = out.tobytes()
         copied = self._mates[-1:] if lie.copies == "mate" else self._own[-2:-1] if lie.copies == "own" else []
         if copied:
+            honest = self._decoded(name, out.tobytes(), plan)
             out[:] = np.frombuffer(copied[0], np.uint8)[parts[name]]
+            acts.note(acts.distance(self._decoded(name, out.tobytes(), plan), honest))
 
     def _decoded(self, name: str, data: bytes, plan: Plan) -> dict[str, Tensor]:
         found = self._honest.decode_part(name, np.frombuffer(data, np.uint8), self._shapes[name], plan)

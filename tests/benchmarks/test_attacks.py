@@ -8,8 +8,19 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from benchmarks import attacks
-from benchmarks.harm import POLICIES
-from tests.attacks.lies import LIES
+from benchmarks.harm import POLICIES, REPLICAS, proven
+from benchmarks.trainings import Setting, prepare
+from tests.attacks.acts import NeverLied, prove
+from tests.attacks.lies import LIES, Lie
+
+SETTING = Setting(attacks.SOURCE, hidden=32, layers=2, sequence=32, batch=REPLICAS)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("harm")
+    prepare(SETTING, folder)
+    return folder
 
 
 def test_a_poisoned_payload_harms_the_mean_most(tmp_path: Path) -> None:
@@ -33,10 +44,18 @@ def test_an_unknown_attack_is_named() -> None:
     assert result.exit_code == 2 and "sabotage" in result.output
 
 
-def test_every_lie_differs_from_honest_work() -> None:
-    honest = LIES["honest"]
-    for lie in LIES.values():
-        same = lie.update is lie.end is None and not (lie.copies or lie.node or lie.bfloat16 or lie.skips(9))
-        same = same and not lie.resets(1)
-        same = same and (lie.rate, lie.loss, lie.lots(2, 4), lie.seen, lie.frozen("norm")) == (1, 1, 0, None, False)
-        assert same == (lie in (honest, LIES["honest-bfloat16"])), lie.name
+@pytest.mark.parametrize("name", LIES)
+def test_what_every_liar_sends_differs_from_its_honest_work(name: str, prepared: Path) -> None:
+    proven(LIES[name], SETTING, 10, prepared)
+
+
+def test_a_liar_that_does_honest_work_only_is_no_attack(prepared: Path) -> None:
+    idle = Lie(name="idle", about="says that it lies", skips=lambda done: done >= 10)
+    with pytest.raises(NeverLied, match="idle: what it sends is 0 from"):
+        proven(idle, SETTING, 10, prepared)
+    with pytest.raises(NeverLied, match="node-1 took part and never lied"):
+        prove(idle, {"node-0": [None], "node-1": []})
+    with pytest.raises(NeverLied, match="what node-0 sent is 0\\.5 from its honest work"):
+        prove(LIES["sign-flip"], {"node-0": [0.5, 0.5, 2.0]})
+    prove(LIES["sign-flip"], {"node-0": [2.0, 2.0]})
+    prove(LIES["honest"], {"node-0": []})

@@ -59,9 +59,9 @@ micro_batches = 2
 
 [outer]
 lr = 0.8
-alpha = 0.8
+alpha = {alpha}
 ahead = {ahead}
-delay = 1
+delay = {delay}
 
 [plan]
 inner_steps = {steps}
@@ -138,6 +138,7 @@ def draft(
     stages: int = STAGES,
     confirmations: int = 0,
     ahead: float = 0.0,
+    delay: int = 1,
 ) -> str:
     """Of a manifest: a model of two layers in one stage or two."""
     source, ranges = (
@@ -146,7 +147,7 @@ def draft(
     )
     return _DRAFT.format(
         rounds=rounds, steps=steps, replicas=replicas, ranges=ranges, confirmations=confirmations, source=source,
-        ahead=ahead, **timing.__dict__,
+        ahead=ahead, delay=delay, alpha=0.8 * delay, **timing.__dict__,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What the attack suite's table says of those whom a rule of the statements stops: a real run refuses them."""
+"""What the attack suite's table says of those whom a rule of the statements or the policy stops, in real runs."""
 
 from pathlib import Path
 
@@ -19,3 +19,11 @@ def test_who_resets_in_every_round_is_soon_counted_no_more(tmp_path: Path) -> No
     assert found.refused["too_many_resets"]
     assert "attesters: too_many_resets" in found.row()["noticed_by"]
     assert (found.noticed, found.blamed, found.convicted) == (None, 0, 0), "what it trained is honest work"
+
+
+def test_a_payload_of_any_length_counts_for_nothing_whoever_proposes(tmp_path: Path) -> None:
+    """Nor does a liar without a delay, who starts from the version as it lies there, do honest work only."""
+    with Arena(tmp_path / "run", share=0.0625, honest=2, delay=0) as arena:
+        found = arena.play(LIES["own-multiplier"], rounds=9)
+    assert found.rounds >= 9 and found.blamed == 0
+    assert found.liars_multiplier == 0, "whoever proposed"

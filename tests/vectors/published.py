@@ -54,6 +54,7 @@ from dlx.training.data.order import SampleOrder
 from dlx.training.models import weights
 from dlx.training.outer.arithmetic import approach
 from dlx.training.outer.average import members
+from dlx.training.outer.policy import disagreement, measure, multipliers
 from dlx.training.outer.step import outer_step, parts
 from dlx.training.recipe.recipe import Average, Outer, Stop
 from dlx.training.recipe.recipe import Plan as CodecPlan
@@ -70,6 +71,7 @@ def content() -> dict[str, Any]:
         "codecs.json": _codecs(),
         "codes.json": _codes(),
         "outer.json": _outer(),
+        "policy.json": _policy(),
         "average.json": _average(),
         "files.json": _files(),
         "draw.json": _draw(),
@@ -388,6 +390,32 @@ def _outer() -> list[dict[str, Any]]:
         outer = Outer(lr=lr, momentum=momentum, nesterov=nesterov)
         after = outer_step(version, before, gradients, parts(steps, multipliers), outer)
         found.append(case | {"next": _tensors(version), "momentum_after": after and _tensors(dict(after))})
+    return found
+
+
+def _policy() -> list[dict[str, Any]]:
+    """Contributions of one seal: steps, payloads of two numbers, what is sealed, and seals that nobody may sign."""
+    cases = {
+        "equals": ([10, 10, 10], [(3.0, 4.0), (4.0, 3.0), (5.0, 0.0)]),
+        "one is ten times as long": ([10, 10, 10], [(3.0, 4.0), (40.0, 30.0), (5.0, 0.0)]),
+        "a short round moves further a step": ([20, 5, 5], [(4.0, 0.0), (1.5, 0.5), (1.5, -0.5)]),
+        "one that rounds to nothing": ([10, 10, 10], [(3.0, 4.0), (5.0, 0.0), (5e6, 0.0)]),
+        "one pulls against the others": ([10, 10, 10], [(1.0, 0.0), (1.0, 0.1), (-1.0, 0.0)]),
+        "of four one is dropped at most": ([1, 1, 1, 1], [(1.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (-1.0, 0.0)]),
+        "of two nobody is": ([1, 1], [(1.0, 0.0), (-1.0, 0.0)]),
+        "zeros": ([1, 1, 1], [(0.0, 0.0), (0.0, 0.0), (1.0, 0.0)]),
+    }
+    found = []
+    for name, (steps, payloads) in cases.items():
+        products = np.array(payloads) @ np.array(payloads).T
+        case: dict[str, Any] = {"name": name, "inner_steps": steps, "payloads": payloads}
+        for policy in ("clip", "clip+cosine"):
+            measured = measure(policy, steps, products.tolist())
+            sealed = multipliers(measured)
+            others = [(*sealed[:at], one + by, *sealed[at + 1 :]) for at, one in enumerate(sealed) for by in (-1, 1)]
+            wrong = [one for one in others if min(one) >= 0 and disagreement(measured, one)]
+            case[policy] = {"multipliers": sealed, "refused": wrong}
+        found.append(case)
     return found
 
 

@@ -269,6 +269,42 @@ def _topk(data: bytes, count: int, rank: int) -> tuple[list[float], bytes]:
     return values, data[end:]
 
 
+def policy(name: str, steps: list[int], payloads: list[list[float]]) -> list[tuple[float, bool]]:
+    """Of each contribution u, and whether it is dropped."""
+    norms = [math.sqrt(sum(value * value for value in one)) / count for one, count in zip(payloads, steps, strict=True)]
+    ordered, half = sorted(norms), sum(steps) / 2
+    middle = ordered[(len(norms) - 1) // 2]
+    of_steps = next(n for n in ordered if sum(s for m, s in zip(norms, steps, strict=True) if m <= n) >= half)
+    most = min(ordered[-1], 4 * ordered[0]) if len(norms) == 2 else min(middle, max(of_steps, middle / 2))
+    left, dropped = list(range(len(steps))), set[int]()
+    while name == "clip+cosine" and 2 * (len(dropped) + 1) < len(steps):
+        cosines = {one: _with_others(one, left, payloads) for one in left}
+        worst = next(one for one in left if cosines[one] < min(cosines.values()) + 1e-4)
+        if cosines[worst] >= 0:
+            break
+        dropped.add(worst)
+        left.remove(worst)
+    factors = [min(1.0, most / n) if n else 1.0 for n in norms]
+    return [(32768 * factor + 1 / 64, index in dropped) for index, factor in enumerate(factors)]
+
+
+def _with_others(one: int, left: list[int], payloads: list[list[float]]) -> float:
+    moving = [payloads[other] for other in left if other != one and any(payloads[other])]
+    others = [sum(other[place] / math.hypot(*other) for other in moving) for place in range(len(payloads[one]))]
+    size = math.hypot(*payloads[one]) * math.hypot(*others)
+    return sum(a * b for a, b in zip(payloads[one], others, strict=True)) / size if size else 0.0
+
+
+def multiplier(u: float, dropped: bool) -> int:
+    """What a proposer seals."""
+    return 0 if dropped else math.floor(u)
+
+
+def may_sign(u: float, dropped: bool, sealed: int) -> bool:
+    """Away from the cosine's threshold."""
+    return sealed == 0 if dropped else -1 / 128 <= u - sealed <= 1 + 1 / 128
+
+
 def outer(
     version: list[float],
     momentum: list[float] | None,

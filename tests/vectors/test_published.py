@@ -105,6 +105,17 @@ def test_a_stranger_takes_the_same_outer_step(case: dict[str, Any]) -> None:
             assert _hex(momentum) == case["momentum_after"][name]["data"]
 
 
+@pytest.mark.parametrize("name", ["clip", "clip+cosine"])
+@pytest.mark.parametrize("case", FILES["policy.json"], ids=lambda case: case["name"])
+def test_a_stranger_seals_and_signs_the_same_multipliers(case: dict[str, Any], name: str) -> None:
+    found = s.policy(name, case["inner_steps"], case["payloads"])
+    assert [s.multiplier(*one) for one in found] == case[name]["multipliers"]
+    assert case[name]["refused"]
+    for sealed in case[name]["multipliers"], *case[name]["refused"]:
+        may = all(s.may_sign(*one, each) for one, each in zip(found, sealed, strict=True))
+        assert may == (sealed not in case[name]["refused"])
+
+
 def test_a_stranger_makes_the_same_average() -> None:
     case = FILES["average.json"]
     assert _hex(s.mean([_values(one["a"]) for one in case["versions"]])) == case["mean"]["a"]["data"]

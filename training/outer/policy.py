@@ -1,14 +1,20 @@
 """The run's aggregation policy: how much each contribution of a seal weighs, beyond its inner steps.
 
-`clip` scales every contribution down to the norm of an inner step that is the (lower) median of all steps taken. A
-replica that took a quarter of the steps has moved a quarter as far, or somewhat more, and is no measure for one that
-took them all. `clip+cosine` also drops those that pull against the others. One at a time it drops the one whose cosine
-with the weighted, clipped sum of the others is lowest, as long as that is below the threshold and fewer than half are
-dropped. One at a time, because one bad contribution turns the sum that good ones are held against. So most always
-remain, and of two nobody is dropped.
+`clip` scales every contribution down to a measure of how far an inner step moves (`measure_of_a_step`). No member may
+set that alone, whatever steps it states: it is at most the (lower) median of the replicas, and at least half of that.
+Short rounds move further a step than long ones, so where replicas differ the median of all steps taken lies below that
+of the replicas. Between these bounds it is the measure. Of two replicas either may be wrong: there the longer one is
+scaled down to four times the shorter one, which honest ones never differ by.
+
+`clip+cosine` also drops those that pull against the others. One at a time it drops the one whose cosine with the sum of
+the others' directions is lowest, as long as that is below the threshold and fewer than half are dropped. One at a time,
+because one bad contribution turns the sum that good ones are held against. Directions all have length 1, so that nobody
+is most of "the others" by what it states or sends. So most always remain, and of two nobody is dropped.
 
 Norms and cosines are sums whose order a machine chooses, so no two machines need agree on their last bits. The proposer
-seals integers, and whoever checks them takes any that lie within one unit, or one hair, of its own (`disagreement`).
+seals integers, its factors rounded down, and whoever checks them takes either of two where its own factor lies within a
+hair of where they part (`disagreement`). Rounded to the nearest one, a payload as large as its maker likes would be
+worth twice the measure; and one unit more than 0 has no bound.
 
 All of it follows from the payloads' inner products, so they are decoded once (see `inner_products`); and the network
 process can judge, without numpy, what its training process measured.
@@ -24,6 +30,9 @@ from itertools import accumulate
 from dlx.ground.constants import UNIT
 
 THRESHOLD = 0.0  # a contribution whose cosine with the others' mean is below this is dropped
+LEAST = 2.0  # the measure is at least the replicas' median over this
+OF_TWO = 4.0  # how much further a step the one of two may move than the other
+HAIR = 1 / 64  # of a unit: that of two machines' factors differ by 1e-12 of them
 BAND = 1e-4  # whose cosine lies closer to the threshold than this may be dropped or kept: float64 sums differ by 1e-12
 
 Gram = Sequence[Sequence[float]]  # inner products, float64, of each payload with each
@@ -44,37 +53,57 @@ def measure(policy: str, steps: Sequence[int], gram: Gram) -> Measured:
     steps and the inner products of their decoded payloads. Of these `clip` looks at the diagonal only."""
     norms = [math.sqrt(gram[index][index]) for index in range(len(steps))]
     factors = _factors(steps, norms)
-    return Measured(factors, _outliers(steps, norms, factors, gram) if policy == "clip+cosine" else ())
+    return Measured(factors, _outliers(norms, gram) if policy == "clip+cosine" else ())
 
 
 def multipliers(measured: Measured) -> tuple[int, ...]:
     """What a proposer seals: Q1.15 integers, UNIT for a contribution that counts in full."""
     dropped = _dropped(measured, THRESHOLD)
-    return tuple(0 if index in dropped else one for index, one in enumerate(_clipped(measured.factors)))
+    return tuple(0 if index in dropped else int(_units(factor)) for index, factor in enumerate(measured.factors))
 
 
 def disagreement(measured: Measured, sealed: Sequence[int]) -> str | None:
     """Why no honest proposer can have sealed these multipliers, given one's own measurement; None: it can."""
-    clipped = _clipped(measured.factors)
-    if len(sealed) != len(clipped):
-        return f"{len(sealed)} multipliers for {len(clipped)} contributions"
+    factors = measured.factors
+    if len(sealed) != len(factors):
+        return f"{len(sealed)} multipliers for {len(factors)} contributions"
     must, may = _dropped(measured, THRESHOLD - BAND), _dropped(measured, THRESHOLD + BAND)
-    for index, (one, own) in enumerate(zip(sealed, clipped, strict=True)):
+    for index, (one, factor) in enumerate(zip(sealed, factors, strict=True)):
         if index in must and one != 0:
             return f"contribution {index} has the multiplier {one}, but it pulls against the others"
-        if abs(one - own) > 1 and not (one == 0 and index in may):
-            return f"contribution {index} has the multiplier {one}, its norm a step gives {own}"
+        if not _may_be(factor, one) and not (one == 0 and index in may):
+            return f"contribution {index} has the multiplier {one}, its norm a step gives {UNIT * factor:.2f}"
     return None
 
 
-def _outliers(
-    steps: Sequence[int], norms: Sequence[float], factors: Sequence[float], gram: Gram
-) -> tuple[tuple[int, float], ...]:
-    # The unrounded factors: two machines' rounded ones may differ by a unit, which the cosines would show.
-    parts = [count * count * factor for count, factor in zip(steps, factors, strict=True)]
-    left, found = list(range(len(steps))), list[tuple[int, float]]()
-    while len(found) < (len(steps) - 1) // 2:
-        cosines = _cosines(left, parts, norms, gram)
+def measure_of_a_step(steps: Sequence[int], norms: Sequence[float]) -> float:
+    """How far an inner step may move at most, by the inner steps of each contribution (at least one) and its norm.
+
+    Examples:
+        Three that took a quarter of the steps, and moved further a step than one that took them all:
+
+        >>> measure_of_a_step([20, 5, 5, 5], [20.0, 7.5, 7.5, 7.5])
+        1.0
+
+        One that states as many steps as all others together do not set the measure with it:
+
+        >>> measure_of_a_step([20, 5, 5, 5], [1e9, 7.5, 7.5, 7.5])
+        1.5
+    """
+    ordered = sorted((norm / count, count) for norm, count in zip(norms, steps, strict=True))
+    if len(ordered) == 2:
+        (shorter, _), (longer, _) = ordered
+        return min(longer, OF_TWO * shorter)
+    of_replicas, _ = ordered[(len(ordered) - 1) // 2]
+    taken = accumulate(count for _, count in ordered)
+    of_steps = next(norm for (norm, _), so_far in zip(ordered, taken, strict=True) if 2 * so_far >= sum(steps))
+    return min(of_replicas, max(of_steps, of_replicas / LEAST))
+
+
+def _outliers(norms: Sequence[float], gram: Gram) -> tuple[tuple[int, float], ...]:
+    left, found = list(range(len(norms))), list[tuple[int, float]]()
+    while len(found) < (len(norms) - 1) // 2:
+        cosines = _cosines(left, norms, gram)
         # Equals are taken in their order, also where a machine sees them differ in the last bits.
         lowest = next(index for index in left if cosines[index] < min(cosines.values()) + BAND)
         if cosines[lowest] >= THRESHOLD + BAND:
@@ -84,16 +113,16 @@ def _outliers(
     return tuple(found)
 
 
-def _cosines(left: Sequence[int], parts: Sequence[float], norms: Sequence[float], gram: Gram) -> dict[int, float]:
-    """Of each one left with the sum of the others' parts of theirs; 0 where either is zero."""
-    along = {one: math.fsum(parts[other] * gram[one][other] for other in left) for one in left}
-    found = {}
-    for index in left:
-        # With the sum of the others, without taking a large sum from a large sum.
-        rest = {one: along[one] - parts[index] * gram[one][index] for one in left}
-        whole = math.fsum(parts[one] * rest[one] for one in left if one != index)
+def _cosines(left: Sequence[int], norms: Sequence[float], gram: Gram) -> dict[int, float]:
+    """Of each one left with the sum of the others' directions; 0 where either is zero."""
+    moving = [index for index in left if norms[index] > 0]
+    found = dict.fromkeys(left, 0.0)
+    for index in moving:
+        others = [one for one in moving if one != index]
+        along = math.fsum(gram[index][one] / norms[one] for one in others)
+        whole = math.fsum(gram[one][other] / norms[one] / norms[other] for one in others for other in others)
         size = norms[index] * math.sqrt(max(0.0, whole))
-        found[index] = rest[index] / size if size > 0 else 0.0
+        found[index] = along / size if size > 0 else 0.0
     return found
 
 
@@ -108,12 +137,17 @@ def _dropped(measured: Measured, threshold: float) -> set[int]:
 
 
 def _factors(steps: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
-    """Down to the lower median of the norms of a step, each as often as its replica took steps."""
-    ordered = sorted((norm / count, count) for norm, count in zip(norms, steps, strict=True))
-    taken = accumulate(count for _, count in ordered)
-    median = next((norm for (norm, _), so_far in zip(ordered, taken, strict=True) if 2 * so_far >= sum(steps)), 0.0)
-    return tuple(min(1.0, median * count / norm) if norm > 0 else 1.0 for norm, count in zip(norms, steps, strict=True))
+    if not steps:
+        return ()
+    length = measure_of_a_step(steps, norms)
+    return tuple(min(1.0, length * count / norm) if norm > 0 else 1.0 for norm, count in zip(norms, steps, strict=True))
 
 
-def _clipped(factors: Sequence[float]) -> tuple[int, ...]:
-    return tuple(round(UNIT * factor) for factor in factors)
+def _units(factor: float) -> float:
+    """What a multiplier is rounded down from: a factor of 1 is UNIT on every machine."""
+    return UNIT * factor + HAIR
+
+
+def _may_be(factor: float, multiplier: int) -> bool:
+    """Whether this is the multiplier of a factor that an honest machine may have where one's own is this."""
+    return -HAIR / 2 <= _units(factor) - multiplier <= 1 + HAIR / 2

@@ -191,7 +191,7 @@ class Stop(Struct, frozen=True, forbid_unknown_fields=True):
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What drafts and manifests share; a draft leaves out what is at its default, a manifest states everything."""
 
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     name: Name
     model: Model
     stages: Stages

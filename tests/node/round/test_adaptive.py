@@ -212,7 +212,7 @@ class Weighing(Simulation):
         return Measured(factors, ((accounts.index(loud), -0.9 + wobble),) if filters else ())
 
 
-@pytest.mark.parametrize(("policy", "expected"), [("clip", round(UNIT / 10.5)), ("clip+cosine", 0)])
+@pytest.mark.parametrize(("policy", "expected"), [("clip", int(UNIT / 10.5)), ("clip+cosine", 0)])
 def test_a_policy_weighs_a_loud_contribution_down(policy: str, expected: int) -> None:
     sim = Weighing(make_rules(stages=1, policy=policy, max_payload_sizes=({0: 1000},)), replicas=3, seed=7)
     assert sim.run(lambda: sim.finished, 60)

@@ -79,17 +79,20 @@ def _cosines_from_vectors(steps: Sequence[int], vectors: np.ndarray) -> Measured
     per_step = [norm / count for count, norm in zip(steps, norms, strict=True)]
     every = (np.repeat(index, count) for index, count in enumerate(steps))  # whose each step is
     taken = sorted(np.concatenate([*every]).tolist(), key=lambda index: per_step[index])
-    median = per_step[taken[(len(taken) - 1) // 2]]
-    factors = tuple(min(1.0, median / norm) if norm > 0 else 1.0 for norm in per_step)
-    parts = [count * count * factor for count, factor in zip(steps, factors, strict=True)]
+    of_steps, of_replicas = per_step[taken[(len(taken) - 1) // 2]], sorted(per_step)[(len(per_step) - 1) // 2]
+    measure = min(of_replicas, max(of_steps, of_replicas / 2))
+    if len(per_step) == 2:
+        measure = min(max(per_step), 4 * min(per_step))
+    factors = tuple(min(1.0, measure / norm) if norm > 0 else 1.0 for norm in per_step)
+    directions = [one / norm if norm > 0 else one for one, norm in zip(vectors, norms, strict=True)]
     left, found = list(range(len(steps))), list[tuple[int, float]]()
     while len(found) < (len(steps) - 1) // 2:
         cosines = {}
         for index in left:
-            others = sum((parts[one] * vectors[one] for one in left if one != index), np.zeros(vectors.shape[1]))
+            others = sum((directions[one] for one in left if one != index), np.zeros(vectors.shape[1]))
             size, norm = math.sqrt(float(others @ others)), norms[index]
             # Others that cancel each other leave rounding alone, and no direction.
-            assume(size == 0 or size > 1e-3 * sum(parts[one] * norms[one] for one in left if one != index))
+            assume(size == 0 or size > 1e-3)
             cosines[index] = float(vectors[index] @ others) / (norm * size) if norm > 0 and size > 0 else 0.0
         lowest = next(index for index in left if cosines[index] < min(cosines.values()) + BAND)
         if cosines[lowest] >= THRESHOLD + BAND:

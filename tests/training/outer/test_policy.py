@@ -55,7 +55,7 @@ def test_norms_above_the_median_are_scaled_down_to_it() -> None:
     found = multipliers(measure("clip", [640] * 5, gradients.__getitem__))
     norms = [math.sqrt(sum(float(t.double().square().sum()) for t in one.values())) for one in gradients]
     median = sorted(norms)[2]
-    assert found == tuple(round(UNIT * min(1.0, median / norm)) for norm in norms)
+    assert found == tuple(int(UNIT * min(1.0, median / norm)) for norm in norms)
     assert found[2] < UNIT / 50 and found[3] == UNIT, "the small one is not scaled up"
 
 
@@ -71,18 +71,50 @@ def test_a_slow_replica_is_no_measure_for_a_fast_one() -> None:
     assert found[0] == UNIT and max(found[1:]) < 0.7 * UNIT, "three are most of the replicas, not of the steps"
 
 
-def test_two_contributions_are_clipped_to_the_smaller() -> None:
-    found = multipliers(measure("clip+cosine", [1, 1], [mixed("0", 1.0), mixed("1", -1.0, 4.0)].__getitem__))
-    assert found[0] == UNIT and UNIT / 5 < found[1] < UNIT / 3, "and none is dropped: nobody knows which"
+def test_of_two_the_longer_is_clipped_to_four_times_the_shorter() -> None:
+    """Nobody knows which of them lies. Who states all steps and took a quarter of them does not shorten an honest one:
+    that would be worse than no policy."""
+    found = multipliers(measure("clip+cosine", [20, 20], [mixed("0", 1.0, 0.28), mixed("1", 1.0)].__getitem__))
+    assert found == (UNIT, UNIT)
+    found = multipliers(measure("clip+cosine", [1, 1], [mixed("0", 1.0), mixed("1", -1.0, 1000.0)].__getitem__))
+    assert found[0] == UNIT and UNIT / 500 < found[1] < UNIT / 125, "and none is dropped"
 
 
-def test_cosines_are_with_the_mean_of_the_clipped_others() -> None:
+LIAR_SCALES = [1e-6, 0.5, 1.0, 2.0, 1e3, 1e6]
+
+
+@pytest.mark.parametrize("scale", LIAR_SCALES)
+@pytest.mark.parametrize("honest_steps", [(20,) * 3, (20,) * 7, (2,) * 3, (5,) * 7, (20, 20, 5, 2)])
+def test_one_liar_moves_a_step_no_further_than_honest_ones_do_and_shortens_them_by_half_at_most(
+    honest_steps: tuple[int, ...], scale: float
+) -> None:
+    """Whatever it sends, and also where it states more steps than all others together."""
+    honest = [mixed(str(index), 1.0, count**0.5) for index, count in enumerate(honest_steps)]  # a random walk's
+    gradients = [*honest, {name: tensor * scale * 20 for name, tensor in mixed("liar", 1.0).items()}]
+    steps = (*honest_steps, 20)
+    found = multipliers(measure("clip", steps, gradients.__getitem__))
+    norms = [math.sqrt(sum(float(t.double().square().sum()) for t in one.values())) for one in gradients]
+    true = sorted(norm / count for norm, count in zip(norms, honest_steps, strict=False))
+    assert norms[-1] * found[-1] / UNIT / steps[-1] <= 1.03 * true[len(true) // 2]
+    lower = min(true[(len(true) - 1) // 2] * count / norm for norm, count in zip(norms, honest_steps, strict=False))
+    assert min(found[:-1]) >= 0.49 * UNIT * min(1.0, lower), "of what they would move without it"
+
+
+def test_nobody_is_most_of_the_others_by_the_steps_that_it_states() -> None:
+    """Honest replicas whose directions have little in common keep their say beside one that overstates and pulls
+    another way. Weighed with its steps, it would have half of them dropped."""
+    for count in (3, 7):
+        honest = [mixed(str(index), 0.3) for index in range(count)]
+        liar = {name: -3 * one for name, one in mixed("liar", 0.5).items()}
+        found = multipliers(measure("clip+cosine", [5] * count + [20], [*honest, liar].__getitem__))
+        assert [one == 0 for one in found] == [False] * count + [True]
+
+
+def test_cosines_are_with_the_sum_of_the_others_directions() -> None:
     tokens, gradients = [640, 64, 640, 320], [mixed(str(i), 0.5, scale) for i, scale in enumerate((1, 3, -9, 1))]
     measured = measure("clip+cosine", tokens, gradients.__getitem__)
     flat = [torch.cat([t.double().flatten() for t in one.values()]) for one in gradients]
-    per_step = [float(one.norm()) / count for one, count in zip(flat, tokens, strict=True)]
-    median = sorted(per_step)[1]  # the first two took 960 of 1,664 steps
-    others = sum(tokens[at] ** 2 * flat[at] * min(1.0, median / per_step[at]) for at in (0, 1, 3))
+    others = sum(flat[at] / flat[at].norm() for at in (0, 1, 3))
     expected = float(torch.nn.functional.cosine_similarity(flat[2], others, 0))
     ((dropped, cosine),) = measured.outliers
     assert dropped == 2 and cosine == pytest.approx(expected, abs=1e-9) and cosine < -0.1
@@ -130,20 +162,35 @@ def test_whoever_measures_the_same_payloads_agrees(contributions: list[tuple[flo
     assert disagreement(mine, multipliers(other)) is None
 
 
-def test_a_multiplier_that_is_two_units_off_is_refused() -> None:
-    measured = Measured((1.0, 1.0, 1 / 3))
-    own = multipliers(measured)
-    for index, by, fine in (
-        (2, 1, True),
-        (2, -1, True),
-        (2, 2, False),
-        (0, -2, False),
-        (0, 1, True),
-        (2, -own[2], False),
-    ):
-        sealed = tuple(one + by * (at == index) for at, one in enumerate(own))
-        assert (disagreement(measured, sealed) is None) == fine
-    assert "2 multipliers for 3" in (disagreement(measured, own[:2]) or "")
+@pytest.mark.parametrize(
+    ("factor", "fine", "wrong"),
+    [
+        (1.0, {UNIT}, {UNIT + 1, UNIT - 1, 0}),
+        (1 / 3, {10922}, {10921, 10923, 0}),
+        (0.9999 / UNIT, {1}, {0, 2}),  # a machine's noise is no reason to count for nothing
+        ((20001 - 1 / 64) / UNIT, {20000, 20001}, {19999, 20002}),  # another machine may see it below, or above
+        ((1 - 1 / 64) / UNIT, {0, 1}, {2}),
+        (0.97 / UNIT, {0}, {1}),  # 1 of a payload that has no bound
+        (1e-9, {0}, {1, UNIT}),
+    ],
+)
+def test_only_a_factor_rounded_down_is_sealed_and_nothing_becomes_something(
+    factor: float, fine: set[int], wrong: set[int]
+) -> None:
+    measured = Measured((1.0, 1.0, factor))
+    assert multipliers(measured)[2] in fine
+    for one in fine | wrong:
+        assert (disagreement(measured, (UNIT, UNIT, one)) is None) == (one in fine), one
+    assert "2 multipliers for 3" in (disagreement(measured, (UNIT, UNIT)) or "")
+
+
+def test_a_proposer_makes_nothing_of_its_own_payload_beyond_the_bound() -> None:
+    """A payload of ten million times an honest one has the multiplier 0. Sealed as 1 it would be worth 300 of them."""
+    gradients = [*(mixed(str(index), 1.0) for index in range(3)), mixed("3", 1.0, 1e7)]
+    measured = measure("clip+cosine", [10] * 4, gradients.__getitem__)
+    honest = multipliers(measured)
+    assert honest[3] == 0 and disagreement(measured, honest) is None
+    assert "contribution 3 has the multiplier 1" in (disagreement(measured, (*honest[:3], 1)) or "")
 
 
 def test_the_filter_may_go_either_way_only_at_its_threshold() -> None:
