@@ -233,13 +233,17 @@ async def test_a_blob_of_a_maker_that_cannot_be_reached_comes_at_once_of_who_has
 @pytest.mark.parametrize("known", [True, False], ids=["with its root", "by name"])
 @pytest.mark.parametrize("reachable", [True, False])
 @pytest.mark.usefixtures("waiting_long")
-async def test_who_is_named_and_who_has_it_are_asked_among_many_that_have_nothing(tmp_path, known, reachable):
+async def test_who_is_named_and_who_has_it_are_asked_among_many_that_have_nothing(
+    tmp_path, monkeypatch, known, reachable
+):
     """More are connected than are asked at a time; the maker is not, and alone has it, or takes connections and says
     nothing while one of them has it."""
+    for module in "exchange", "sharing", "transfer":
+        monkeypatch.setattr(f"dlx.p2p.{module}.SHARERS", 3)  # fewer connections to make: each node to each
     maker, data = Node(99, tmp_path), os.urandom(10_000)
     (silent,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with silent, AsyncExitStack() as stack:
-        one, *others = await stack.enter_async_context(network(tmp_path, sharing.SHARERS + 4))
+        one, *others = await stack.enter_async_context(network(tmp_path, 7))
         address = f"/ip4/127.0.0.1/tcp/{silent.socket.getsockname()[1]}"
         member = others[-1]
         if reachable:

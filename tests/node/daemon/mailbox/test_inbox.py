@@ -24,7 +24,7 @@ from dlx.node.home import mailboxes, remote
 from dlx.node.home.errors import Failure
 from dlx.p2p.exchange import Sought
 from tests.node.https_server import serving, trust
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, patient
 
 BLOB = b"blob" * 5000
 HASH = hashlib.sha256(BLOB).digest()
@@ -153,7 +153,7 @@ async def test_a_blob_is_had_from_its_makers_mailbox_first(server: Server, folde
 async def test_what_is_not_the_blob_is_not_kept_and_others_are_asked(
     server: Server, folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "HEDGE", 0.5)
+    monkeypatch.setattr(module, "HEDGE", patient(2.0) if kind in ("endless", "drips") else PATIENCE)
     monkeypatch.setattr(mailboxes, "BLOB_SECONDS", 2 * PATIENCE)
     reader = Reader(folder, server, maker=kind, other="good")
     assert (await reader.fetch())[0] == BLOB
