@@ -29,7 +29,7 @@ from itertools import accumulate
 
 from dlx.ground.constants import UNIT
 
-THRESHOLD = 0.0  # a contribution whose cosine with the others' mean is below this is dropped
+THRESHOLD = 0.0  # a contribution whose cosine with the others' sum is below this is dropped
 LEAST = 2.0  # the measure is at least the replicas' median over this
 OF_TWO = 4.0  # how much further a step the one of two may move than the other
 HAIR = 1 / 64  # of a unit: that of two machines' factors differ by 1e-12 of them
@@ -41,8 +41,8 @@ Gram = Sequence[Sequence[float]]  # inner products, float64, of each payload wit
 @dataclass(frozen=True)
 class Measured:
     """What decides about the multipliers of one seal. It is the factor, at most 1, that scales each contribution down
-    to the median. It is also those that pull against the others (index, cosine when its turn came), in the order in
-    which they are dropped. The last ones may lie within the band above the threshold."""
+    to the measure of a step. It is also those that pull against the others (index, cosine when its turn came), in the
+    order in which they are dropped. The last ones may lie within the band above the threshold."""
 
     factors: tuple[float, ...]
     outliers: tuple[tuple[int, float], ...] = ()

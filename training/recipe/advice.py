@@ -65,6 +65,11 @@ def warnings(draft: Draft) -> list[str]:
             f"of the error, as it does early in a run or in a short one: {_cure(outer)}lower "
             + " or ".join(f"outer.{key}" for key in used)
         )
+    if outer.policy == "mean" and not draft.invited:
+        found.append(
+            'outer.policy "mean" has no bound: in a run that anybody may join, one member can ruin the model in one '
+            'round. Choose "clip+cosine", or invited = true'
+        )
     if draft.model.source and (large := _too_fast_for_large(draft)):
         found += large
     elif draft.adapter is not None:

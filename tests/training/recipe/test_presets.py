@@ -120,6 +120,13 @@ def test_a_momentum_that_carries_few_replicas_too_far_is_warned_of(tmp_path: Pat
     assert not warnings(draft_from_toml(draft(tmp_path, f"max_replicas = {replicas}", small)))
 
 
+def test_a_mean_that_any_member_may_ruin_is_warned_of_where_anybody_may_join(tmp_path: Path) -> None:
+    mean = '[outer]\npolicy = "mean"\n'
+    (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=mean)))
+    assert "one member can ruin the model" in warning and "clip+cosine" in warning
+    assert not warnings(draft_from_toml(draft(tmp_path, "invited = true", mean)))
+
+
 def test_who_asks_for_a_plan_that_cannot_adapt_well_is_warned(tmp_path: Path) -> None:
     delayed = "[outer]\nlr = 0.8\nalpha = 0.8\ndelay = 1\n[adaptive]\ninner_steps = 40\n"
     (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=delayed)))
