@@ -31,4 +31,4 @@ def test_each_is_run_here() -> None:
 @pytest.mark.parametrize("name", IN_ORDER)
 def test_it_runs(name: str, folder: Path) -> None:
     book = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
-    nbclient.NotebookClient(book, timeout=patient(600), resources={"metadata": {"path": str(folder)}}).execute()
+    nbclient.NotebookClient(book, timeout=round(patient(600)), resources={"metadata": {"path": str(folder)}}).execute()
