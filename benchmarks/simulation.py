@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from dlx.ground.constants import UNIT
-from dlx.node.round.rules.pace import TRIAL_STEPS
+from dlx.node.round.rules.pace import trial_steps
 from dlx.training import codecs
 from dlx.training.codecs import codec
 from dlx.training.codecs.base import Codec, Decoder, count
@@ -191,7 +191,8 @@ class _Member:
         """Of the plan's inner steps, those that it takes in round t."""
         if self._steps is None:
             return plan.inner_steps
-        return self._steps if t else min(TRIAL_STEPS, self._steps)
+        is_trial = t <= self._run.manifest.outer.delay
+        return min(trial_steps(plan.inner_steps), self._steps) if is_trial else self._steps
 
     def round(self, t: int, plan: Plan) -> Trained:
         manifest, base = self._run.manifest, max(0, t - self._run.manifest.outer.delay)

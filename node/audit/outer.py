@@ -9,7 +9,7 @@ from pathlib import Path
 from dlx.ground.constants import UNIT
 from dlx.ground.merkle import file_root
 from dlx.ledger.events import Sealed
-from dlx.ledger.typed import Contribution, Record
+from dlx.ledger.typed import Contribution, Plan, Record
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.continuity import Continuity
 from dlx.node.audit.manifest import audit_data, audit_lineage, audit_manifest, manifest_of
@@ -24,7 +24,7 @@ from dlx.node.home.program import line
 from dlx.node.round.rules import stopping
 from dlx.node.round.rules.pace import fewest_steps
 from dlx.node.round.rules.plans import finished, has_round, plan_fault
-from dlx.node.round.rules.round_rules import base_version, statement_fault, unit_multipliers
+from dlx.node.round.rules.round_rules import base_version, most_steps, statement_fault, unit_multipliers
 from dlx.training import selftest
 from dlx.training.codecs import CodecError, codec
 from dlx.training.models.weights import WeightsError
@@ -36,7 +36,7 @@ LEVEL = 2
 
 _FAULTS = {
     "wrong_plan": "states another plan than {plan}",
-    "wrong_steps": "states {counted.inner_steps} inner steps, which are more than {plan} has or too few to count",
+    "wrong_steps": "states {counted.inner_steps} inner steps, its plan allows {fewest} to {most}",
     "wrong_segments": "commits to {counted.segments} segments, not what its inner steps make",
     "wrong_kept": "says that its payload keeps {counted.kept} of {unit} parts of its update",
     "private_data": "says that it comes from private data, which the manifest does not allow",
@@ -170,15 +170,15 @@ class _OuterAudit:
         known = parts if len(parts) == len(statements) else None
         over = self._is_over(sealed.round) if terms.may_stop and not outcome.plan.inner_steps else False
         wrong = [plan_fault(terms, self._view, sealed.stage, sealed.round, outcome.plan, known, over)]
-        steps = self._replay.plan(sealed.stage, sealed.round).inner_steps
-        if outcome.inner_steps != steps:
-            wrong.append(f"says that the round has {outcome.inner_steps} inner steps, its plan has {steps}")
-        fewest = fewest_steps(steps)
-        wrong += [
-            f"counts {record.inner_steps} inner steps of replica {record.replica}, its plan allows {fewest} to {steps}"
-            for record in sealed.records
-            if not fewest <= record.inner_steps <= steps
-        ]
+        plan = self._replay.plan(sealed.stage, sealed.round)
+        if outcome.inner_steps != plan.inner_steps:
+            wrong.append(f"says that the round has {outcome.inner_steps} inner steps, its plan has {plan.inner_steps}")
+        fewest = fewest_steps(plan.inner_steps)
+        for record in sealed.records:
+            most = self._most(sealed, record.replica, plan)
+            if not fewest <= record.inner_steps <= most:
+                stated = f"{record.inner_steps} inner steps of replica {record.replica}"
+                wrong.append(f"counts {stated}, its plan allows {fewest} to {most}")
         if not has_round(terms, self._view, sealed.round):
             wrong.append("the run had ended before this round")
         multipliers = _multipliers(sealed)
@@ -186,6 +186,9 @@ class _OuterAudit:
             wrong.append(f"seals the multipliers {multipliers}, all must be {UNIT}")
         detail = "; ".join(filter(None, wrong))
         self._add("terms", "FAIL" if detail else "PASS", sealed.stage, sealed.round, sealed.digest, detail)
+
+    def _most(self, sealed: Sealed, replica: int, plan: Plan) -> int:
+        return most_steps(self._replay.terms, self._view, sealed.stage, replica, sealed.round, plan)
 
     def _is_over(self, round: int) -> bool:
         """Whether a seal of the round may end the run, or nobody can tell."""
@@ -231,8 +234,10 @@ class _OuterAudit:
             wrong.append(f"names {counted.account} as its account")
         if counted.base_weights != base:
             wrong.append(f"starts from {counted.base_weights.hex()}, the round's base is {base.hex()}")
-        if fault := statement_fault(replay.terms, counted, plan):
-            wrong.append(_FAULTS[fault].format(plan=plan, counted=counted, unit=UNIT))
+        most = self._most(sealed, record.replica, plan)
+        if fault := statement_fault(replay.terms, counted, plan, most):
+            fewest = fewest_steps(plan.inner_steps)
+            wrong.append(_FAULTS[fault].format(plan=plan, counted=counted, fewest=fewest, most=most, unit=UNIT))
         detail = ": ".join([where, *(["; ".join(wrong)] if wrong else [])])
         self._add("base and plan", "FAIL" if wrong else "PASS", stage, round, record.statement, detail)
         return counted

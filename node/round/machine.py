@@ -8,7 +8,7 @@ from dlx.node.round import events as e
 from dlx.node.round.neighbours import Neighbours
 from dlx.node.round.rules.pace import WINDOW, Pace, fewest_steps
 from dlx.node.round.rules.plans import deciding_seals, finished, has_round, is_stopped, plan_of, steps_before
-from dlx.node.round.rules.round_rules import base_version, left_out, may_train
+from dlx.node.round.rules.round_rules import base_version, left_out, may_train, most_steps
 from dlx.node.round.stage_machine import StageMachine
 from dlx.training.slot.rounds import Trained
 
@@ -322,7 +322,8 @@ class RoundMachine(StageMachine):
             members = [self.view.member_at(replica, self.stage) for replica in self.view.complete_replicas()]
             steps = self._pace.steps(round, plan.inner_steps, [one for one in members if one is not None], now)
             self._time_for = round, 0 if self.rests else steps
-        return max(fewest_steps(plan.inner_steps), min(self._time_for[1], plan.inner_steps))
+        most = most_steps(self.rules, self.view, self.stage, self.slot[0], round, plan)
+        return max(fewest_steps(plan.inner_steps), min(self._time_for[1], most))
 
     def _have_samples(self, round: int, now: float, out: list[a.Action]) -> bool:
         """Whether those of the round are here; asked for as soon as the seals are there that deal them."""

@@ -31,7 +31,7 @@ class Conditions(Struct, frozen=True):
     seal: float = SEAL  # seconds of votes and the chain, once a round
     served: int = 0  # bytes of drawn work through a replica's link in a round, as expected: what checkers fetch
     parallel: int = 1  # of the ranks, that share every matrix product
-    trial_steps: int = 0  # inner steps of a run's first round, with which replicas measure each other; 0: as any other
+    trial_steps: int = 0  # inner steps of a replica's first round, or two with a delay; 0: as any other
 
 
 class StageSeconds(Struct, frozen=True):
@@ -94,7 +94,7 @@ def seconds(recipe: Recipe, costs: Sequence[StageCost], conditions: Conditions) 
         longest = max(trained, exchange, link) if recipe.outer.delay else max(trained + exchange, link)
         return max(longest, recipe.timing.min_round_time)
 
-    trial = min(here.trial_steps or inner_steps, inner_steps) if here.replicas > 1 else inner_steps
+    trial = min(here.trial_steps or inner_steps, inner_steps)
     return Seconds(
         stages,
         message=message,

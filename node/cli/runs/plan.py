@@ -138,7 +138,7 @@ def planned(
         raise UsageFailure(str(error)) from None
     extras.require("train")
     progress.step(f"planning {manifest}")
-    from dlx.node.round.rules.pace import TRIAL_STEPS
+    from dlx.node.round.rules.pace import trial_steps
     from dlx.node.runs.upkeep import checked
     from dlx.training.balance.costs import costs
     from dlx.training.balance.flops import balanced
@@ -161,7 +161,7 @@ def planned(
         seal=SEAL if seal is None else seal,
         served=checked(draft, found, at_work, site=lan_speed is not None),
         parallel=tensor_parallel,
-        trial_steps=TRIAL_STEPS,
+        trial_steps=trial_steps(draft.plan.inner_steps),
     )
     times = seconds(draft, found, conditions)
     return Plan(draft, kind, measure, conditions, placement, found, times, balanced(draft), folder, wanted)

@@ -25,6 +25,11 @@ def fewest_steps(inner_steps: int) -> int:
     return -(-inner_steps // SLOWEST)
 
 
+def trial_steps(inner_steps: int) -> int:
+    """What a replica may state at most in its first round: enough to be counted, and to see how fast it is."""
+    return max(fewest_steps(inner_steps), min(TRIAL_STEPS, inner_steps))
+
+
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Of the own replica: seconds of a round whatever its steps, and of each step."""
@@ -122,9 +127,9 @@ class Pace:
         that are complete."""
         if len(members) < 2:
             return inner_steps
-        speed, fewest = self._speed(), max(fewest_steps(inner_steps), min(TRIAL_STEPS, inner_steps))
+        speed = self._speed()
         if speed is None:
-            return max(fewest, min(self._last or 0, inner_steps))
+            return max(trial_steps(inner_steps), min(self._last or 0, inner_steps))
         others = {one: laps for one in members if one != self._account and (laps := self._laps(one, round))}
         if not others:
             return inner_steps  # nobody was there before us

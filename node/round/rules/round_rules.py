@@ -10,8 +10,8 @@ from dlx.ground.constants import UNIT
 from dlx.ledger.typed import PRIVATE_DATA, Contribution, Domain, Outcome, Plan, Seal, SignedContribution
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
-from dlx.node.round.rules.pace import fewest_steps
-from dlx.node.round.rules.plans import CATCH_UP_ROUNDS, Terms, has_round, plan_of
+from dlx.node.round.rules.pace import fewest_steps, trial_steps
+from dlx.node.round.rules.plans import CATCH_UP_ROUNDS, RESET_WINDOW, Terms, has_round, plan_of
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.slot.segments import segments_in
 
@@ -167,7 +167,8 @@ def refusal(rules: Rules, view: RunView, signed: SignedContribution, signer: str
     plan = plan_of(rules, view, statement.stage, statement.round)
     if plan is None:
         return "wrong_plan"
-    if fault := statement_fault(rules, statement, plan):
+    most = most_steps(rules, view, statement.stage, statement.replica, statement.round, plan)
+    if fault := statement_fault(rules, statement, plan, most):
         return fault
     if not 0 < statement.payload_size <= rules.max_payload_size(statement.stage, plan):
         return "payload_size"
@@ -184,11 +185,26 @@ def has_ledgers_base_and_plan(terms: Terms, view: RunView, statement: Contributi
     return plan is not None and (statement.base_weights, statement.plan) == (base, plan.hash())
 
 
-def statement_fault(terms: Terms, statement: Contribution, plan: Plan) -> str | None:
-    """What a statement says against the manifest or `plan`, that of its round (a short metric label), or None."""
+def most_steps(terms: Terms, view: RunView, stage: int, replica: int, round: int, plan: Plan) -> int:
+    """The inner steps that a contribution of the replica to `round` may state at most: all of its `plan`, once a seal
+    of the stage counts the replica.
+
+    Before that the round is a trial. Where nobody is known yet, others do a trial too, and one that stated all steps
+    would be nearly all of the round. Only seals before the base version are looked at, within RESET_WINDOW rounds:
+    whoever can judge the statement has these.
+    """
+    first = max(view.sealed.oldest(stage), round - RESET_WINDOW + 1)
+    rounds = range(min(base_version(terms, round), view.next_round(stage)) - 1, first - 1, -1)
+    is_known = any(record.replica == replica for at in rounds for record in view.sealed[stage, at].records)
+    return plan.inner_steps if is_known else trial_steps(plan.inner_steps)
+
+
+def statement_fault(terms: Terms, statement: Contribution, plan: Plan, most: int) -> str | None:
+    """What a statement says against the manifest or `plan`, that of its round (a short metric label), or None. `most`:
+    what `most_steps` gives for it."""
     if statement.plan != plan.hash():
         return "wrong_plan"
-    if not fewest_steps(plan.inner_steps) <= statement.inner_steps <= plan.inner_steps:
+    if not fewest_steps(plan.inner_steps) <= statement.inner_steps <= most:
         return "wrong_steps"
     if statement.segments != segments_in(statement.inner_steps, terms.segment_steps):
         return "wrong_segments"

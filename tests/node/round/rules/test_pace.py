@@ -11,7 +11,19 @@ from dlx.ledger import events as chain
 from dlx.ledger.typed import Plan
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
-from dlx.node.round.rules.pace import TRIAL_STEPS, End, Lap, Pace, Speed, fewest_steps, reference, steps_within, whole
+from dlx.node.round.rules.pace import (
+    TRIAL_STEPS,
+    End,
+    Lap,
+    Pace,
+    Speed,
+    fewest_steps,
+    reference,
+    steps_within,
+    trial_steps,
+    whole,
+)
+from dlx.training.slot.segments import segments_in
 from tests.node.round.simulation import RUN, Member, Party, Simulation, make_rules
 
 STEPS = 40
@@ -216,7 +228,7 @@ def test_a_stage_that_starts_again_in_the_middle_of_a_round_takes_up_its_replica
     assert sim.run(lambda: sim.view.open_round == 9, 400)
     stages = [_sealed_steps(sim, stage, 1)[:9] for stage in range(3)]
     assert stages[0] == stages[1] == stages[2] and all(stages[0]), stages
-    assert max(stages[0][3:]) <= STEPS // 4 and all(one == STEPS for one in _sealed_steps(sim, 0, 0)[2:9]), stages
+    assert max(stages[0][4:]) <= STEPS // 4 and all(one == STEPS for one in _sealed_steps(sim, 0, 0)[2:9]), stages
 
 
 @pytest.mark.slow
@@ -233,7 +245,8 @@ def test_equal_replicas_take_all_steps_but_in_the_first_round() -> None:
 
 
 def _short(**changes: Any) -> Any:
-    return make_rules(delay=0, **UNEVEN | {"straggler_grace": 20, "proposal_timeout": 3, "round_timeout": 30} | changes)
+    short = {"delay": 0, "straggler_grace": 20, "proposal_timeout": 3, "round_timeout": 30}
+    return make_rules(**UNEVEN | short | changes)
 
 
 class Naming(Uneven):
@@ -268,14 +281,15 @@ def test_a_mate_that_names_more_steps_than_there_are_changes_nothing() -> None:
 
 
 class Stating(Uneven):
-    """The first replica's last stage, or all of its stages, state so many steps."""
+    """The first replica's last stage, or all of its stages, state so many steps; 0: those that it took."""
 
-    stated, all_stages = 1, False
+    stated, all_stages = 0, False
 
     def contribution(self, member: Member, round: int, **changes: object):  # type: ignore[no-untyped-def]
         replica, stage = self.view.slot_of(member.account) or (1, 0)
-        if replica == 0 and (self.all_stages or stage == self.rules.stages - 1):
-            changes = {"inner_steps": self.stated, "segments": 1} | changes
+        if self.stated and replica == 0 and (self.all_stages or stage == self.rules.stages - 1):
+            segments = segments_in(self.stated, self.rules.segment_steps)
+            changes = {"inner_steps": self.stated, "segments": segments} | changes
         return super().contribution(member, round, **changes)
 
 
@@ -292,10 +306,28 @@ def test_who_states_fewer_steps_than_count_or_more_than_there_are_is_refused(sta
 
 def test_stages_of_one_replica_that_state_different_steps_are_not_counted() -> None:
     sim = Stating(_short(stages=2), 3, {}, train_seconds=5.0)
+    assert sim.run(lambda: sim.view.open_round == 1, 100)
     sim.stated = fewest_steps(STEPS) + 1
-    assert sim.run(lambda: sim.view.open_round == 2, 100)
-    assert _sealed_steps(sim, 0, 0) == _sealed_steps(sim, 1, 0) == [0, 0]
+    assert sim.run(lambda: sim.view.open_round == 3, 100)
+    assert all(_sealed_steps(sim, 0, 0)[:1]) and _sealed_steps(sim, 0, 0)[1:] == _sealed_steps(sim, 1, 0)[1:] == [0, 0]
     assert all(_sealed_steps(sim, 1, 1))
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_who_states_more_than_a_trial_before_it_was_counted_is_refused(delay: int) -> None:
+    """Honest replicas do a trial in the first round: one that states all steps would have nearly the whole round."""
+    sim = Stating(_short(stages=1, delay=delay), 3, {}, train_seconds=5.0)
+    sim.stated = trial_steps(STEPS) + 1
+    assert sim.run(lambda: sim.view.open_round == 2, 200)
+    honest = [member for account, member in sim.members.items() if account != sim.view.member_at(0, 0)]
+    assert all("wrong_steps" in member.rejected for member in honest)
+    assert _sealed_steps(sim, 0, 1)[: 1 + delay] == [trial_steps(STEPS)] * (1 + delay)
+    sim.stated = trial_steps(STEPS)
+    assert sim.run(lambda: sim.view.open_round == 4 + delay, 300)
+    sim.stated = STEPS
+    assert sim.run(lambda: sim.view.open_round == 6 + delay, 300)
+    steps = _sealed_steps(sim, 0, 0)
+    assert steps[:2] == [0, 0] and trial_steps(STEPS) in steps and steps[-1] == STEPS, steps
 
 
 class Hasty(Uneven):
