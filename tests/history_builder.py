@@ -45,6 +45,7 @@ from dlx.ledger.typed import (
 )
 from dlx.ledger.typed import Plan as LedgerPlan
 from dlx.ledger.view.run_view import RunView
+from dlx.node.round.rules.pace import trial_steps
 from dlx.node.round.rules.plans import manifest_plan
 from dlx.node.runs.find import config_of, genesis_of
 from dlx.training import codecs
@@ -397,6 +398,10 @@ class _Stage:
             )
         decided = [one for one in self._stated[account] if one.round == round - 1 - outer.delay]
         folded = [one.payload for one in decided if one.hash() not in self.statements[one.round]]
+        counted = [
+            one for one in self._stated[account] if one.round < base and one.hash() in self.statements[one.round]
+        ]
+        steps = plan.inner_steps if counted else trial_steps(plan.inner_steps)
         statement = Contribution(
             run=self._run,
             round=round,
@@ -408,7 +413,7 @@ class _Stage:
             payload_size=len(payload),
             payload_root=tree_root([payload]),
             plan=plan.hash(),
-            inner_steps=plan.inner_steps,
+            inner_steps=steps,
             loss=5_500_000 - 300_000 * round,
             previous=previous.hash() if previous else ZERO,
             start_payload=start,
@@ -421,7 +426,7 @@ class _Stage:
             payload_before=previous.payload if previous else ZERO,
             change=hashlib.sha256(f"change {seed}".encode()).digest(),
             trace=ZERO,
-            segments=segments_in(plan.inner_steps, 20),
+            segments=segments_in(steps, 20),
             compute_ms=1,
             exchange_ms=1,
             kept=0 if self._manifest.adaptive is None else UNIT * 55 // 100,  # the rank is right

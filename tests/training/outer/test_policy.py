@@ -21,7 +21,7 @@ from dlx.training.models.stages import stage_shapes
 from dlx.training.outer import policy, step
 from dlx.training.outer.inner_products import Plain, gram
 from dlx.training.outer.policy import BAND, Measured, disagreement, multipliers
-from dlx.training.outer.step import SealedPayload
+from dlx.training.outer.step import SealedPayload, parts
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Outer, Plan
 
@@ -98,6 +98,22 @@ def test_one_liar_moves_a_step_no_further_than_honest_ones_do_and_shortens_them_
     assert norms[-1] * found[-1] / UNIT / steps[-1] <= 1.03 * true[len(true) // 2]
     lower = min(true[(len(true) - 1) // 2] * count / norm for norm, count in zip(norms, honest_steps, strict=False))
     assert min(found[:-1]) >= 0.49 * UNIT * min(1.0, lower), "of what they would move without it"
+
+
+@pytest.mark.parametrize("scale", LIAR_SCALES)
+@pytest.mark.parametrize(("honest", "liars"), [(2, 1), (3, 1), (7, 1), (6, 2)])
+@pytest.mark.parametrize("policy", ["clip", "clip+cosine"])
+def test_a_round_moves_the_model_no_further_than_an_honest_member_would_in_as_many_steps(
+    policy: str, honest: int, liars: int, scale: float
+) -> None:
+    """Whatever liars send, all the same, and state beside honest ones that take a quarter of the steps."""
+    own = [mixed(str(index), 0.5, 5**0.5) for index in range(honest)]
+    lie = {name: tensor * scale * 20 for name, tensor in mixed("liar", 0.5).items()}
+    gradients, steps = [*own, *[lie] * liars], [5] * honest + [20] * liars
+    flat = [torch.cat([tensor.double().flatten() for tensor in one.values()]) for one in gradients]
+    found = parts(steps, multipliers(measure(policy, steps, gradients.__getitem__)))
+    moved = sum(part * one for part, one in zip(found, flat, strict=True))
+    assert float(moved.norm()) <= 1.001 * 20 * max(float(one.norm()) / 5 for one in flat[:honest])
 
 
 def test_nobody_is_most_of_the_others_by_the_steps_that_it_states() -> None:
