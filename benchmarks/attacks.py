@@ -1,9 +1,10 @@
 """Attacks on a run, a row each: what one costs its author, what it does to the loss, who notices, and what follows.
 
-`python -m benchmarks.attacks [--json FILE]` trains four replicas in one process under each aggregation policy, of which
-some lie (`benchmarks.harm`). It plays each lie by real members of a real run of 4 x 2 nodes on the embedded chain
-(`tests.attacks.runs`), of bfloat16 and several segments a round where the lie says so. `--only NAME` picks attacks;
-without `--runs` or `--harm` both halves are measured. An attack that did honest work only ends it with an error.
+`python -m benchmarks.attacks [--json FILE]` trains replicas in one process under each aggregation policy, of which some
+lie (`benchmarks.harm`): four, or so many as `--replicas` says. It plays each lie by real members of a real run of 4 x 2
+nodes on the embedded chain (`tests.attacks.runs`), of bfloat16 and several segments a round where the lie says so.
+`--only NAME` picks attacks; without `--runs` or `--harm` both halves are measured. An attack that did honest work only
+ends it with an error.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import sys
 import sysconfig
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.harm import POLICIES, REPLICAS, heldout, proven
+from benchmarks.harm import PLANS, POLICIES, Company, heldout, proven
 from benchmarks.trainings import Setting, finite, prepare
 from tests.attacks.lies import LIES, Lie
 
 STEPS = 10  # inner steps of a round
+REPLICAS = 4  # of a real run
 SOURCE = str(Path(sysconfig.get_paths()["stdlib"]) / "a*.py")
 
 
@@ -33,6 +36,10 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(LIES)}.", show_default="all")] = None,
     harm: Annotated[bool, typer.Option(help="Measure what the policies let through.")] = True,
     runs: Annotated[bool, typer.Option(help="Play them in real runs.")] = True,
+    replicas: Annotated[int, typer.Option(min=2, help="Of each training.")] = 4,
+    liars: Annotated[int, typer.Option(min=0, help="Of each training; 0: as the attack has it.")] = 0,
+    delay: Annotated[int, typer.Option(min=0, max=1, help="Of each training.")] = 0,
+    codec: Annotated[str, typer.Option(help=f"Of each training: {', '.join(PLANS)}.")] = "int4",
     harm_rounds: Annotated[int, typer.Option(min=1, help="Rounds of each training.")] = 40,
     run_rounds: Annotated[int, typer.Option(min=1, help="Rounds after which a run that still has liars ends.")] = 12,
     share: Annotated[float, typer.Option(min=0, max=1, help="Of the segments, that are drawn.")] = 0.25,
@@ -42,27 +49,33 @@ def main(
     unknown = sorted(set(only or ()) - LIES.keys())
     if unknown:
         raise typer.BadParameter(f"{unknown[0]}: expected one of {', '.join(LIES)}", param_hint="--only")
-    chosen = [LIES[name] for name in only or LIES]
+    if codec not in PLANS:
+        raise typer.BadParameter(f"{codec}: expected one of {', '.join(PLANS)}", param_hint="--codec")
+    if liars >= replicas:
+        raise typer.BadParameter(f"{liars}: expected fewer than there are replicas ({replicas})", param_hint="--liars")
+    company = Company(replicas, liars, delay, codec)
+    chosen = [lie for name, lie in LIES.items() if not only or name in only]
     rows: list[dict[str, Any]] = [
         {"attack": lie.name, "about": lie.about, "work": lie.work, "liars": lie.liars} for lie in chosen
     ]
     with tempfile.TemporaryDirectory(prefix="dlx-attacks-") as folder:
         for lie, row in zip(chosen, rows, strict=True) if harm else ():
-            row["loss"] = finite(_harm(lie, Path(folder) / "harm", harm_rounds))
+            row["loss"] = finite(_harm(lie, Path(folder) / "harm", harm_rounds, company))
             _note(json.dumps(row))
-        for liars, precision in sorted({(lie.liars, lie.precision) for lie in chosen}) if runs else ():
+        played = [(lie, row) for lie, row in zip(chosen, rows, strict=True) if runs and not lie.beside]
+        for number, precision in sorted({(lie.liars, lie.precision) for lie, _ in played}):
             from tests.attacks.runs import Arena
 
-            with Arena(Path(folder) / f"run-{liars}-{precision}", share, REPLICAS - liars, precision) as arena:
-                for lie, row in zip(chosen, rows, strict=True):
-                    if (lie.liars, lie.precision) == (liars, precision):
+            with Arena(Path(folder) / f"run-{number}-{precision}", share, REPLICAS - number, precision) as arena:
+                for lie, row in played:
+                    if (lie.liars, lie.precision) == (number, precision):
                         row |= arena.play(lie, run_rounds).row()
                         _note(json.dumps(row))
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
     result: dict[str, Any] = {"command": " ".join(sys.argv), "machine": machine, "harm_rounds": harm_rounds}
-    result |= {"share": share, "rows": rows}
+    result |= {"company": asdict(company), "share": share, "rows": rows}
     if runs:
-        result["honest"] = {key: sum(row[key] for row in rows) for key in ("honest_checked", "blamed")}
+        result["honest"] = {key: sum(row.get(key, 0) for row in rows) for key in ("honest_checked", "blamed")}
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=2) + "\n")
     sys.stdout.write(table(rows))
@@ -71,32 +84,42 @@ def main(
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown."""
+    """Markdown. A loss has in brackets what it is above that of the honest row, if that is there."""
+    losses = {row["attack"]: row.get("loss", {}) for row in rows}
     lines = [
         "| attack | work | " + " | ".join(POLICIES) + " | noticed by | after | what follows |",
         "|---|---|" + "---|" * (len(POLICIES) + 3),
     ]
     for row in rows:
-        losses = [_shown(row["loss"][policy]) if "loss" in row else "" for policy in POLICIES]
-        cells = [f"`{row['attack']}`: {row['about']}", f"{row['work']:.0%}", *losses]
+        without = losses.get(_without(LIES[row["attack"]]), {})
+        shown = [_shown(row["loss"][policy], without.get(policy)) if "loss" in row else "" for policy in POLICIES]
+        cells = [f"`{row['attack']}`: {row['about']}", f"{row['work']:.0%}", *shown]
         cells += [str(row.get(key, "")) for key in ("noticed_by", "after", "follows")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _harm(lie: Lie, out: Path, rounds: int) -> dict[str, float]:
+def _without(lie: Lie) -> str:
+    """The name of the honest row of the same run."""
+    same = (one for one in LIES.values() if (one.precision, one.beside) == (lie.precision, lie.beside))
+    return next(one.name for one in same if one.is_honest)
+
+
+def _harm(lie: Lie, out: Path, rounds: int, company: Company) -> dict[str, float]:
     import torch
 
     torch.set_num_threads(1)
-    setting = Setting(SOURCE, hidden=32, layers=2, sequence=32, batch=REPLICAS)
+    setting = Setting(SOURCE, hidden=32, layers=2, sequence=32, batch=4)
     if not (out / "data.json").exists():
         prepare(setting, out)
     proven(lie, setting, STEPS, out)
-    return {policy: heldout(lie, policy, setting, rounds, STEPS, out) for policy in POLICIES}
+    return {policy: heldout(lie, policy, setting, rounds, STEPS, out, company) for policy in POLICIES}
 
 
-def _shown(loss: float | None) -> str:
-    return "diverged" if loss is None or not math.isfinite(loss) else f"{loss:.3f}"
+def _shown(loss: float | None, without: float | None) -> str:
+    if loss is None or not math.isfinite(loss):
+        return "diverged"
+    return f"{loss:.3f}" if not without or loss == without else f"{loss:.3f} ({loss / without - 1:+.1%})"
 
 
 def _note(text: str) -> None:

@@ -1,4 +1,4 @@
-"""What each lie does to the shared model: four replicas in one process, some of which lie, under each policy.
+"""What each lie does to the shared model: replicas in one process, some of which lie, under each policy.
 
 The nodes' own engine (inner steps, codec, policy, outer step), as in `benchmarks.simulation`, without network or
 ledger: nobody is found out here, so this is what the policy alone prevents.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from benchmarks import simulation
 from benchmarks.trainings import Job, Method, Setting, manifest_of
 from dlx.ground.constants import UNIT
+from dlx.node.round.rules.pace import trial_steps
 from dlx.training.codecs import CodecError, codec
 from dlx.training.data.shards import Dataset
 from dlx.training.inner import loop, schedule
@@ -30,37 +32,60 @@ from dlx.training.recipe.manifest import Manifest
 from tests.attacks.acts import NeverLied, distance
 from tests.attacks.lies import Lie, Tensors, last_segment, lying_passes
 
-REPLICAS = 4
 POLICIES = ("mean", "clip", "clip+cosine")
 HELDOUT_SAMPLES = 128
+PLANS = {"int4": {"level": 4}, "topk": {"level": 2, "rank": 128}, "lowrank": {"level": 4, "rank": 8}}
 
 
-def heldout(lie: Lie, policy: str, setting: Setting, rounds: int, steps: int, out: Path) -> float:
+@dataclass(frozen=True)
+class Company:
+    """Among whom liars lie, and in which run."""
+
+    replicas: int = 4
+    liars: int = 0  # 0: as many as the lie has
+    delay: int = 0
+    codec: str = "int4"
+
+    def lies(self, lie: Lie) -> list[Lie]:
+        """Of each replica."""
+        honest = Lie(name="honest", about="", precision=lie.precision, beside=lie.beside)
+        liars = self.liars or lie.liars
+        return [lie if replica >= self.replicas - liars else honest for replica in range(self.replicas)]
+
+    def method(self, policy: str, steps: int) -> Method:
+        outer = {"policy": policy} | ({"lr": 0.8, "delay": 1, "alpha": 0.8} if self.delay else {})
+        plan = PLANS[self.codec] | {"inner_steps": steps}
+        return Method("attack", inner={"optimiser": "muon"}, plan=plan, outer=outer, codec=self.codec)
+
+
+def heldout(lie: Lie, policy: str, setting: Setting, rounds: int, steps: int, out: Path, company: Company) -> float:
     """The held-out loss after so many rounds, in nats per token; infinite where training broke down."""
-    method = Method("attack", inner={"optimiser": "muon"}, plan={"inner_steps": steps}, outer={"policy": policy})
-    manifest = manifest_of(Job(method, setting, 1e-2, 0, rounds * steps), out)
+    manifest = manifest_of(Job(company.method(policy, steps), setting, 1e-2, 0, rounds * steps), out)
     dataset = Dataset.open(out / "blobs" / manifest.data.manifest.sha256, out / "blobs")
-    honest = Lie(name="honest", about="", precision=lie.precision)
-    lies = [lie if replica >= REPLICAS - lie.liars else honest for replica in range(REPLICAS)]
-    members = [Member(manifest, replica, dataset, one) for replica, one in enumerate(lies)]
+    lies = company.lies(lie)
+    members = [Member(manifest, replica, dataset, one, len(lies)) for replica, one in enumerate(lies)]
     version = initialise(manifest, 0)
+    bases = [version] * (1 + company.delay)  # the versions that the rounds to come start from
     try:
         for round in range(rounds):
             payloads: list[Tensors] = []
             for member in members:  # liars last: they see what the others sent
-                payloads.append(member.round(version, round, rounds * steps, payloads))
+                payloads.append(member.round(bases[0], round, rounds * steps, payloads))
+            stated = [member.stated(round) for member in members]
             arrays = [{name: tensor.numpy() for name, tensor in one.items()} for one in payloads]
-            weights = [UNIT] * REPLICAS
+            weights = [UNIT] * len(lies)
             if policy != "mean":
                 products = gram(
                     [Plain(one) for one in arrays], {name: tensor.shape for name, tensor in version.items()}
                 )
-                weights = list(multipliers(measure(policy, [steps] * REPLICAS, products.tolist())))
-            weighed = parts([steps] * REPLICAS, weights)
+                weights = list(multipliers(measure(policy, stated, products.tolist())))
             copies = ({name: values.copy() for name, values in one.items()} for one in arrays)  # the step uses them up
+            version = _copied(version)
+            weighed = parts(stated, weights)
             outer_step(
                 {name: tensor.numpy() for name, tensor in version.items()}, None, copies, weighed, manifest.outer
             )
+            bases = [*bases[1:], version]
         loss = simulation.loss(manifest, version, dataset, HELDOUT_SAMPLES)
     except (TrainingError, CodecError):
         return math.inf
@@ -71,12 +96,12 @@ def proven(lie: Lie, setting: Setting, steps: int, out: Path) -> None:
     """Raises NeverLied where what the liar sends in its first two rounds is what it would send without its lie."""
     if lie.is_honest or (lie.update is lie.end is None and (lie.node or lie.loss != 1.0)):
         return  # what it sends is honest work
-    method = Method("attack", inner={"optimiser": "muon"}, plan={"inner_steps": steps})
-    manifest = manifest_of(Job(method, setting, 1e-2, 0, 2 * steps), out)
+    company = Company()
+    manifest = manifest_of(Job(company.method("mean", steps), setting, 1e-2, 0, 2 * steps), out)
     dataset = Dataset.open(out / "blobs" / manifest.data.manifest.sha256, out / "blobs")
-    honest = Lie(name="honest", about="", precision=lie.precision)
-    others = [Member(manifest, replica, dataset, honest) for replica in range(REPLICAS - 1)]
-    liar, twin = (Member(manifest, REPLICAS - 1, dataset, one) for one in (lie, honest))
+    honest, last = company.lies(lie)[0], company.replicas - 1
+    others = [Member(manifest, replica, dataset, honest, company.replicas) for replica in range(last)]
+    liar, twin = (Member(manifest, last, dataset, one, company.replicas) for one in (lie, honest))
     version, found = initialise(manifest, 0), list[float]()
     for round in range(2):
         payloads = [one.round(version, round, 2 * steps, ()) for one in others]
@@ -87,27 +112,41 @@ def proven(lie: Lie, setting: Setting, steps: int, out: Path) -> None:
 
 
 class Member:
-    """One replica of one stage, which may lie."""
+    """One replica of one stage, of so many, which may lie."""
 
     _residual: dict[str, Tensor]
 
-    def __init__(self, manifest: Manifest, replica: int, dataset: Dataset, lie: Lie) -> None:
+    def __init__(self, manifest: Manifest, replica: int, dataset: Dataset, lie: Lie, replicas: int) -> None:
         manifest = replace(manifest, precision="bfloat16" if lie.bfloat16 else lie.precision)
-        self._manifest, self._replica, self._lie = manifest, replica, lie
+        self._manifest, self._replica, self._replicas, self._lie = manifest, replica, replicas, lie
         self._loop = InnerLoop(manifest, 0, dataset)
         self._codec, self._plan = codec(manifest.codec.name), manifest.plan
         self._begin_anew()
         self._before: Tensors | None = None
 
+    def taken(self, round: int) -> int:
+        """Inner steps that it takes."""
+        most = self._plan.inner_steps
+        is_trial = round <= self._manifest.outer.delay
+        return min(self._lie.beside or most, trial_steps(most) if is_trial else most)
+
+    def stated(self, round: int) -> int:
+        """Inner steps that it says it took."""
+        is_trial = round <= self._manifest.outer.delay  # nobody may state more of it
+        return self._plan.inner_steps if self._lie.overstates and not is_trial else self.taken(round)
+
     def round(self, base: Tensors, round: int, total_steps: int, others: Sequence[Tensors]) -> Tensors:
         """The decoded payload of a round."""
-        lie, start = self._lie, _copied(base)
+        lie, start, outer = self._lie, _copied(base), self._manifest.outer
+        if outer.delay and self._before is not None:
+            for name, tensor in start.items():
+                tensor -= outer.alpha * self._before[name]
         if lie.resets(round):
             self._begin_anew()
         self._loop.load_weights(start)
         begun = start  # of what the lie calls its end
-        lot = round * REPLICAS + self._replica + lie.lots(round, REPLICAS)
-        for done in range(self._plan.inner_steps):
+        lot = round * self._replicas + self._replica + lie.lots(round, self._replicas)
+        for done in range(self.taken(round)):
             if lie.last_segment and done == last_segment(self._manifest):
                 begun = _copied(self._loop.weights())
             if not lie.skips(done):

@@ -44,13 +44,15 @@ class Lie:
     update: Updates | None = None  # what it encodes in place of what its work gave
     copies: str = ""  # "own" or "mate": whose older payload it publishes as this round's
     loss: float = 1.0  # what it makes of the loss
+    beside: int = 0  # inner steps that everybody takes, where honest members are slow (simulation only); 0: all
+    overstates: bool = False  # whether it states all steps, whatever it took (simulation only)
     node: str = ""  # what its network process does, see tests.attacks.liar
     precision: Precision = "float32"  # of the run that it is played in: in bfloat16 its rounds have several segments
     differs: float = 0.0  # how far what it sends is at least from its honest work, as a part of that; 0: anyhow
 
     @property
     def is_honest(self) -> bool:
-        return replace(self, name="", about="", precision="float32") == replace(_HONEST, name="", about="")
+        return replace(self, name="", about="", precision="float32", beside=0) == replace(_HONEST, name="", about="")
 
 
 _HONEST = Lie(name="honest", about="does what it says")
@@ -67,12 +69,8 @@ def _noise(scale: float) -> Ends:
     return end
 
 
-def _flipped(start: Tensors, honest: Tensors, round: int) -> dict[str, Tensor]:
-    return {name: 2 * start[name] - honest[name] for name in start}
-
-
-def _poisoned(start: Tensors, honest: Tensors, round: int) -> dict[str, Tensor]:
-    return {name: start[name] - 10 * (honest[name] - start[name]) for name in start}
+def _scaled(by: float) -> Ends:
+    return lambda start, honest, round: {name: one + by * (honest[name] - one) for name, one in start.items()}
 
 
 def _int8(weight: Tensor) -> Tensor:
@@ -123,11 +121,13 @@ def _alie(own: Tensors, others: Sequence[Tensors], before: Tensors | None) -> Te
 LIES = {
     lie.name: lie
     for lie in (
+        # First, because no seal may have counted its replica.
+        Lie(name="all-steps", about="takes all steps of its first round, which is a trial", node="all-steps"),
         _HONEST,
         Lie(name="noise", about="random weights, as far from the start as honest ones", work=0.0, end=_noise(1.0),
             differs=1.0),
         Lie(name="noise-10x", about="the same, ten times as far", work=0.0, end=_noise(10.0), differs=9.0),
-        Lie(name="sign-flip", about="trains, then steps the other way", end=_flipped, differs=1.9),
+        Lie(name="sign-flip", about="trains, then steps the other way", end=_scaled(-1), differs=1.9),
         Lie(name="zeros", about="no step at all", work=0.0, skips=lambda done: True),
         Lie(name="other-data", about="trains on another replica's data", lots=lambda round, replicas: 1),
         Lie(
@@ -148,10 +148,15 @@ LIES = {
         Lie(
             name="own-multiplier",
             about="200,000 times its work, and as proposer a 1 where its multiplier is 0",
-            end=lambda start, honest, round: {name: one + 2e5 * (honest[name] - one) for name, one in start.items()},
+            end=_scaled(2e5),
             differs=1e5,
             node="own-multiplier",
         ),
+        Lie(name="slow", about="does what it says; all take 2 of 10 steps", beside=2),
+        Lie(name="overstates", about="2 steps as all others; states 10, and sends 5 times the opposite of its work",
+            work=0.2, beside=2, overstates=True, end=_scaled(-5), differs=5.9),
+        Lie(name="nothing-of-most", about="2 steps as all others; states 10, and sends a thousandth of its work",
+            work=0.2, beside=2, overstates=True, end=_scaled(1e-3), differs=0.9),
         Lie(name="rate", about="an inner learning rate 10% too high", rate=1.1),
         Lie(name="bfloat16", about="bfloat16 for float32", work=0.5, bfloat16=True),
         Lie(name="loss", about="half of its loss", loss=0.5),
@@ -166,7 +171,7 @@ LIES = {
             resets=lambda own: 0 < own % RESET_WINDOW <= RESETS),
         Lie(name="honest-bfloat16", about="does what it says, in bfloat16", precision="bfloat16"),
         Lie(name="last-segment", about="-10 times its update, in the last of 3 segments only (bfloat16)",
-            end=_poisoned, last_segment=True, precision="bfloat16", differs=1.5),
+            end=_scaled(-10), last_segment=True, precision="bfloat16", differs=1.5),
         Lie(name="int8-weights", about="passes with weights of 8 bits (bfloat16)", seen=_int8, precision="bfloat16"),
         Lie(name="frozen-norms", about="norms that never change (bfloat16)", frozen=lambda name: "norm" in name,
             precision="bfloat16"),

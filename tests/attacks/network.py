@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dlx.ledger.typed import SignedContribution
+from dlx.ledger.typed import Plan, SignedContribution
 from dlx.node.daemon.challenges.verifier import Verifier
 from dlx.node.daemon.slot.executor import Executor
 from dlx.node.round import actions as a
 from dlx.node.round.challenges.verdicts import Finding
 from dlx.node.round.knowledge import Knowledge
+from dlx.node.round.machine import RoundMachine
 from dlx.node.round.round_state import RoundState
 from dlx.node.round.sealing import Sealing
 from dlx.training.slot.undecided import Undecided
@@ -28,6 +29,7 @@ def lie_to_members(lie: Lie) -> None:
         "censor": _censor,
         "collude": _collude,
         "own-multiplier": _own_multiplier,
+        "all-steps": _all_steps,
     }
     changes[lie.node]()
 
@@ -112,3 +114,14 @@ def _own_multiplier() -> None:
         )
 
     Sealing._multipliers = multipliers  # type: ignore[method-assign]
+
+
+def _all_steps() -> None:
+    honest = RoundMachine._steps
+
+    def steps(self: Any, round: int, plan: Plan, now: float) -> int:
+        if honest(self, round, plan, now) < plan.inner_steps:
+            acts.note()
+        return plan.inner_steps
+
+    RoundMachine._steps = steps  # type: ignore[method-assign]

@@ -8,12 +8,12 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from benchmarks import attacks
-from benchmarks.harm import POLICIES, REPLICAS, proven
+from benchmarks.harm import POLICIES, proven
 from benchmarks.trainings import Setting, prepare
 from tests.attacks.acts import NeverLied, prove
 from tests.attacks.lies import LIES, Lie
 
-SETTING = Setting(attacks.SOURCE, hidden=32, layers=2, sequence=32, batch=REPLICAS)
+SETTING = Setting(attacks.SOURCE, hidden=32, layers=2, sequence=32, batch=4)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """What the attack suite's table says of those whom a rule of the statements or the policy stops, in real runs."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,21 @@ def test_who_resets_in_every_round_is_soon_counted_no_more(tmp_path: Path) -> No
     assert (found.noticed, found.blamed, found.convicted) == (None, 0, 0), "what it trained is honest work"
 
 
-def test_a_payload_of_any_length_counts_for_nothing_whoever_proposes(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def unwatched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    """Where nothing is drawn, without a delay."""
+    with Arena(tmp_path_factory.mktemp("attacks") / "run", share=1e-6, honest=2, delay=0) as arena:
+        yield arena
+
+
+def test_who_takes_all_steps_of_its_first_round_is_not_counted(unwatched: Arena) -> None:
+    found = unwatched.play(LIES["all-steps"], rounds=4)
+    assert found.rounds >= 4 and found.liars_counted == found.blamed == 0
+    assert "attesters: wrong_steps" in found.row()["noticed_by"]
+
+
+def test_a_payload_of_any_length_counts_for_nothing_whoever_proposes(unwatched: Arena) -> None:
     """Nor does a liar without a delay, who starts from the version as it lies there, do honest work only."""
-    with Arena(tmp_path / "run", share=1e-6, honest=2, delay=0) as arena:
-        found = arena.play(LIES["own-multiplier"], rounds=9)
+    found = unwatched.play(LIES["own-multiplier"], rounds=9)
     assert found.rounds >= 9 and found.blamed == 0
     assert found.liars_multiplier == 0, "whoever proposed"
