@@ -127,6 +127,10 @@ def _same_multipliers(stage: int, round: int, honest: tuple[int, ...]) -> tuple[
     return honest
 
 
+def _same_size(round: int, replica: int, honest: float) -> float:
+    return honest
+
+
 def _same_plan(stage: int, round: int, kept: LedgerPlan) -> LedgerPlan:
     return kept
 
@@ -140,6 +144,7 @@ class Mischief:
     outcome: Callable[[int, int, Outcome], Outcome] = _same_outcome  # (stage, round, honest one) -> what they seal
     multipliers: Callable[[int, int, tuple[int, ...]], tuple[int, ...]] = _same_multipliers  # in the same way
     plan: Callable[[int, int, LedgerPlan], LedgerPlan] = _same_plan  # the one that went before -> what they seal
+    size: Callable[[int, int, float], float] = _same_size  # (round, replica, honest one) -> of what they send
 
 
 @dataclass(frozen=True)
@@ -383,7 +388,8 @@ class _Stage:
     def _contribution(self, account: str, round: int) -> SignedContribution:
         seed = f"{self._manifest.name} {self.stage} {round} {self._replicas[account]}"
         noise = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:6], "big"))
-        scale = 1e-2 * (1 + self._replicas[account])  # so that norms differ
+        replica = self._replicas[account]
+        scale = self._mischief.size(round, replica, 1e-2 * (1 + replica))  # so that norms differ
         update = {name: torch.randn(shape, generator=noise) * scale for name, shape in self._shapes.items()}
         plan = self.plan(round)
         payload = self._codec.encode(update, manifest_plan(plan))
@@ -398,15 +404,15 @@ class _Stage:
             )
         decided = [one for one in self._stated[account] if one.round == round - 1 - outer.delay]
         folded = [one.payload for one in decided if one.hash() not in self.statements[one.round]]
-        counted = [
-            one for one in self._stated[account] if one.round < base and one.hash() in self.statements[one.round]
-        ]
+        # All stages of a replica take the same steps.
+        made = [[(stage, at) for at in range(base) if (stage, at) not in self._empty] for stage in range(STAGES)]
+        counted = all(any((*one, replica) not in self._left_out for one in places) for places in made)
         steps = plan.inner_steps if counted else trial_steps(plan.inner_steps)
         statement = Contribution(
             run=self._run,
             round=round,
             stage=self.stage,
-            replica=self._replicas[account],
+            replica=replica,
             account=account,
             base_weights=self.versions[base][0],
             payload=write_blob(self._network.blobs, [payload]),

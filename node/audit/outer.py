@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from dlx.ledger.events import Sealed
 from dlx.ledger.typed import Contribution, Plan, Record
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.continuity import Continuity
+from dlx.node.audit.displacement import Displacement
 from dlx.node.audit.manifest import audit_data, audit_lineage, audit_manifest, manifest_of
 from dlx.node.audit.outer_replay import PayloadError, Replay, State, StatementError, outcome_fault
 from dlx.node.audit.repeats import Repeats
@@ -94,6 +96,7 @@ class _OuterAudit:
         self._continuity = Continuity(report, replay)
         self._repeats, self._resets = Repeats(report), Resets(report)
         self._traces = Traces(report, replay)
+        self._displacement = Displacement(report, replay.view.config.stages)
 
     def run(self) -> None:
         stages = range(self._view.config.stages)
@@ -141,6 +144,9 @@ class _OuterAudit:
         self._continuity.check(sealed, statements, self._bases.get(stage))
         self._traces.check(sealed, statements)
         self._multipliers(sealed, usable)
+        if usable:
+            with suppress(PayloadError, CodecError):  # the replay says so
+                self._displacement.check(sealed, self._replay.norms(stage, round))
         if state is None or not usable:
             reason = "a payload cannot be used" if state is not None else f"V[{stage},{round}] is not at hand"
             self._add("replay", "SKIP", stage, round, self._view.weights(stage, round + 1), reason)

@@ -5,6 +5,7 @@ Both who audits a history and who rebuilds a version that nobody keeps any more 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -163,6 +164,11 @@ class Replay:
         """What the run's aggregation policy needs to know of the payloads that a seal counts. Raises as `step`."""
         counted = self._counted(self.view.sealed[stage, round])
         return measure_round(self.manifest, stage, counted, self._products[stage])
+
+    def norms(self, stage: int, round: int) -> list[float]:
+        """Of the decoded payloads that a seal counts. Raises as `step`."""
+        blobs = [(one.payload, one.plan) for one in self._counted(self.view.sealed[stage, round])]
+        return [math.sqrt(one) for one in self._products[stage].norms(blobs)]
 
     def after(self, state: State, made: Version) -> State:
         """The state after `step`."""

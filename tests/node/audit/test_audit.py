@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import threading
@@ -124,6 +125,7 @@ def test_an_honest_history_passes_every_check(
             "continuity",
             "terms",
             "payload",
+            "displacement",
             "replay",
             "trace",
             "agreements",
@@ -643,6 +645,38 @@ def test_multipliers_that_the_norms_do_not_give_fail(
     assert [(c.stage, c.round) for c in made if (c.check, c.verdict) == ("multipliers", "SKIP")] == [(0, 1)]
 
 
+def test_a_seal_that_counts_more_than_a_trial_in_a_replicas_first_round_fails(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
+) -> None:
+    hasty = Mischief(statement=lambda one: replace(one, inner_steps=3) if (one.round, one.replica) == (0, 1) else one)
+    history = history_network.run("hasty", hasty, outer=Outer(delay=0))
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
+    failed = {(c, t, s) for c, t, s, _ in _failures(report)}
+    assert failed == {(check, 0, stage) for check in ("terms", "base and plan") for stage in range(2)}
+    (detail,) = {c.detail for c in report.checks if c.check == "terms"}
+    assert detail == "counts 3 inner steps of replica 1, its plan allows 1 to 2"
+
+
+def test_a_contribution_far_beyond_the_others_and_a_loss_that_jumps_are_named(
+    history_network: Network, tmp_path: Path, run_audit: Callable[..., Report], made: list[Check]
+) -> None:
+    """Nothing is false where the policy is `mean`, which has no bound; and one member has ruined the model."""
+    worse = Mischief(
+        size=lambda round, replica, honest: 1000 * honest if (round, replica) == (1, 0) else honest,
+        statement=lambda one: replace(one, loss=one.loss + 3_000_000) if one.round == 2 else one,
+    )
+    history = history_network.run("far", worse)
+    report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
+    assert [(c.check, c.verdict, c.round, c.stage) for c in report.checks] == [
+        ("displacement", "WARN", 1, stage) for stage in (0, 1)
+    ]
+    far = next(account for account, slot in history.slots.items() if slot == (0, 0))
+    assert re.match(rf"contribution of {far}: it moved the model 5\d\d times as far a step", report.checks[0].detail)
+    assert Counter(c.verdict for c in made if c.check == "displacement") == {"PASS": 4, "WARN": 2}
+    assert report.facts["displacement"].endswith("a step (round 1, stage 0)") and report.exit_code == 4
+    assert report.notes == ["round 2: the stated loss rose to 7.900, from 5.200"]
+
+
 def test_multipliers_where_the_run_has_no_policy_fail(
     history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
 ) -> None:
@@ -655,8 +689,8 @@ _NO_NAME = str.maketrans(" '(),:{}", "--------")
 _ADAPTIVE: dict[str, Any] = {
     "outer": Outer(delay=0),
     "codec": Codec("lowrank"),
-    "plan": Plan(4, 4, 4),
-    "adaptive": Adaptive(inner_steps=13, window=2, min_rank=2, max_rank=8, min_inner_steps=2, max_inner_steps=8),
+    "plan": Plan(4, 4, 2),  # as many steps as a trial has: all rounds say how long they take
+    "adaptive": Adaptive(inner_steps=8, window=2, min_rank=2, max_rank=8, min_inner_steps=1, max_inner_steps=8),
 }
 
 
@@ -678,24 +712,24 @@ def test_plans_that_move_one_rung_at_the_end_of_a_window_pass(
     history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
 ) -> None:
     # Sealed timings of 1 ms for 1 ms of training: the steps have to grow. Stage 1's rank falls alone.
-    history = history_network.run("adaptive", _planned({(0, 1): (4, 5), (1, 1): (2, 4)}, kept=UNIT), **_ADAPTIVE)
+    history = history_network.run("adaptive", _planned({(0, 1): (4, 4), (1, 1): (2, 2)}, kept=UNIT), **_ADAPTIVE)
     report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     assert _words(report) == "PASS", report.text()
     assert report.facts["state"] == "complete", "by its inner steps and by its rounds"
     with history.client().events() as index:
         last = summary(index, replayed(index, history.run)).rounds[2]
-    assert last.inner_steps == 5 and [(stage.level, stage.rank) for stage in last.stages] == [(4, 4), (4, 2)]
+    assert last.inner_steps == 4 and [(stage.level, stage.rank) for stage in last.stages] == [(4, 4), (4, 2)]
 
 
 @pytest.mark.parametrize(
     ("changes", "where", "why"),
     [
-        ({(1, 1): (8, 4)}, (1, 1), "gives Plan(level=4, rank=4, inner_steps=4)"),
-        ({(1, 1): (5, 4)}, (1, 1), "gives Plan(level=4, rank=4, inner_steps=4)"),
-        ({(0, 1): (4, 8)}, (1, 0), "gives Plan(level=4, rank=4, inner_steps=5)"),
-        ({(1, 0): (5, 4)}, (0, 1), "inside a window"),
-        ({(0, 1): (4, 2)}, (1, 0), "gives Plan(level=4, rank=4, inner_steps=5)"),
-        ({(1, 1): (4, 5)}, (1, 1), "gives Plan(level=4, rank=4, inner_steps=4)"),
+        ({(1, 1): (8, 2)}, (1, 1), "gives Plan(level=4, rank=4, inner_steps=2)"),
+        ({(1, 1): (5, 2)}, (1, 1), "gives Plan(level=4, rank=4, inner_steps=2)"),
+        ({(0, 1): (4, 8)}, (1, 0), "gives Plan(level=4, rank=4, inner_steps=4)"),
+        ({(1, 0): (5, 2)}, (0, 1), "inside a window"),
+        ({(0, 1): (4, 1)}, (1, 0), "gives Plan(level=4, rank=4, inner_steps=4)"),
+        ({(1, 1): (4, 4)}, (1, 1), "gives Plan(level=4, rank=4, inner_steps=2)"),
     ],
 )
 def test_plans_that_no_rule_gives_fail(
@@ -715,7 +749,7 @@ def test_plans_that_no_rule_gives_fail(
 def test_a_round_after_the_runs_last_inner_step_fails(
     history_network: Network, tmp_path: Path, run_audit: Callable[..., Report]
 ) -> None:
-    over = {**_ADAPTIVE, "adaptive": msgspec.structs.replace(_ADAPTIVE["adaptive"], inner_steps=8)}
+    over = {**_ADAPTIVE, "adaptive": msgspec.structs.replace(_ADAPTIVE["adaptive"], inner_steps=4)}
     history = history_network.run("over", **over)
     report = run_audit(history, own=[copied(history, tmp_path / "blobs")])
     assert {(c, t, s) for c, t, s, _ in _failures(report)} == {("terms", 2, 0), ("terms", 2, 1)}
