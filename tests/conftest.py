@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from itertools import chain, zip_longest
@@ -129,6 +130,13 @@ def _inmost(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+@pytest.fixture(autouse=True)
+def _called_with_nothing() -> None:
+    """Lines to paste are not of the folder that a command of an earlier test named."""
+    if (program := sys.modules.get("dlx.node.home.program")) is not None:
+        program.called_with(program.Called())
 
 
 @pytest.fixture(scope="session", autouse=True)
