@@ -124,16 +124,18 @@ class Member:
         self._begin_anew()
         self._before: Tensors | None = None
 
+    def most(self, round: int) -> int:
+        """Inner steps that it may state: its first rounds are a trial."""
+        steps = self._plan.inner_steps
+        return trial_steps(steps) if round <= self._manifest.outer.delay else steps
+
     def taken(self, round: int) -> int:
         """Inner steps that it takes."""
-        most = self._plan.inner_steps
-        is_trial = round <= self._manifest.outer.delay
-        return min(self._lie.beside or most, trial_steps(most) if is_trial else most)
+        return min(self._lie.beside or self._plan.inner_steps, self.most(round))
 
     def stated(self, round: int) -> int:
         """Inner steps that it says it took."""
-        is_trial = round <= self._manifest.outer.delay  # nobody may state more of it
-        return self._plan.inner_steps if self._lie.overstates and not is_trial else self.taken(round)
+        return self.most(round) if self._lie.overstates else self.taken(round)
 
     def round(self, base: Tensors, round: int, total_steps: int, others: Sequence[Tensors]) -> Tensors:
         """The decoded payload of a round."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from functools import partial
 
 from dlx.ground.constants import UNIT
 from dlx.ledger.events import Sealed
@@ -35,11 +36,12 @@ class Displacement:
 
     def _compare(self, sealed: Sealed, times: Sequence[float]) -> None:
         most, account = max(zip(times, sealed.accounts, strict=True))
-        detail = f"contribution of {account}: it moved the model {most:.3g} times as far a step as the round's median"
-        verdict, detail = ("WARN", detail) if most > FAR else ("PASS", "")
-        self._report.add(
-            LEVEL, "displacement", verdict, detail, round=sealed.round, stage=sealed.stage, hash=sealed.digest
-        )
+        add = partial(self._report.add, LEVEL, "displacement", round=sealed.round, stage=sealed.stage)
+        if most > FAR:
+            moved = f"it moved the model {most:.3g} times as far a step as the round's median"
+            add("WARN", f"contribution of {account}: {moved}", hash=sealed.digest)
+        else:
+            add("PASS", hash=sealed.digest)
         if most > self._most:
             self._most, where = most, f"round {sealed.round}, stage {sealed.stage}"
             self._report.facts["displacement"] = f"at most {most:.3g} times the median a step ({where})"

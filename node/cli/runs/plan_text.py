@@ -245,7 +245,7 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
     hides = "no: the delay is 0"
     if draft.outer.delay:
         hides = f"{'yes' if times.hides else 'no'}: behind {times.hiding_steps} inner steps or more"
-    first = "the first two of {} take {} each" if draft.outer.delay else "the first of {} takes {}"
+    first = "the first two, of {}, take {} each" if draft.outer.delay else "the first, of {}, takes {}"
     first = "; " + first.format(here.trial_steps, lasting(times.first_round))
     first = first if times.first_round < times.round else ""
     opens = f"; opens not before {utc(timing.start_time)}" if timing.start_time else ""
