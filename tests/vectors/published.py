@@ -58,6 +58,8 @@ from dlx.training.outer.policy import disagreement, measure, multipliers
 from dlx.training.outer.step import outer_step, parts
 from dlx.training.recipe.recipe import Average, Outer, Stop
 from dlx.training.recipe.recipe import Plan as CodecPlan
+from tests.vectors import auditing
+from tests.vectors.auditing import digest_of, plain
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "vectors"
 KEYS = [bytes([0] * 31 + [number]) for number in (1, 2, 3)]  # known to everybody: never use them
@@ -81,6 +83,7 @@ def content() -> dict[str, Any]:
         "pace.json": _pace(),
         "sharing.json": _sharing(),
         "weights.json": _weights(),
+        **auditing.content(),
     }
 
 
@@ -88,19 +91,14 @@ def written(value: Any) -> str:
     return json.dumps(value, indent=1) + "\n"
 
 
-def _digest_of(name: str) -> bytes:
-    """32 bytes that stand for the hash of something."""
-    return bytes((7 * index + sum(name.encode())) % 256 for index in range(32))
-
-
 def _statements() -> dict[str, Any]:
     domain = Domain(31337, checksum(bytes(range(20))))
     creator, makers = account_of(KEYS[0]), [account_of(key) for key in KEYS[1:]]
-    run = run_id(domain.chain_id, domain.ledger, creator, _digest_of("manifest"))
+    run = run_id(domain.chain_id, domain.ledger, creator, digest_of("manifest"))
     plan, made = Plan(4, 0, 10), []
     for replica, maker in enumerate(makers):
         fields: dict[str, Any] = {
-            name: _digest_of(f"{name} {replica}")
+            name: digest_of(f"{name} {replica}")
             for name, kind in Contribution.__annotations__.items()
             if "bytes" in str(kind).lower()
         }
@@ -111,11 +109,11 @@ def _statements() -> dict[str, Any]:
         }  # fmt: skip
         made.append(Contribution(**fields))
     records = tuple(one.record(multiplier) for one, multiplier in zip(made, (32768, 20000), strict=True))
-    hashes = _digest_of("weights"), _digest_of("momentum"), _digest_of("weights root"), _digest_of("momentum root")
-    seal = Seal(run, 1, 7, _digest_of("previous"), Outcome(*hashes, 10, Plan(4, 8, 20)), records)
+    hashes = digest_of("weights"), digest_of("momentum"), digest_of("weights root"), digest_of("momentum root")
+    seal = Seal(run, 1, 7, digest_of("previous"), Outcome(*hashes, 10, Plan(4, 8, 20)), records)
     report = Report(run, 7, 1, 1_800_000_000_123, (made[0].hash(),), (made[1].hash(),))
     verdicts = [
-        Verdict(run, 1, 7, makers[0], made[0].hash(), finding, _digest_of(f"report {finding}")).sign(domain, key)
+        Verdict(run, 1, 7, makers[0], made[0].hash(), finding, digest_of(f"report {finding}")).sign(domain, key)
         for finding, key in ((WITHHELD, KEYS[2]), (FALSE, KEYS[0]))  # their accounts ascend
     ]
     digest, member = seal.digest(domain), SiteMember(run, makers[0])
@@ -124,12 +122,12 @@ def _statements() -> dict[str, Any]:
         "chain_id": domain.chain_id,
         "ledger": domain.ledger,
         "separator": domain.separator.hex(),
-        "run": {"creator": creator, "manifest": _digest_of("manifest").hex(), "id": run.hex()},
+        "run": {"creator": creator, "manifest": digest_of("manifest").hex(), "id": run.hex()},
         "plan": {"level": 4, "rank": 0, "inner_steps": 10, "hash": plan.hash().hex()},
         "contributions": [
             {
                 "key": key.hex(),
-                "fields": _plain(vars(one)),
+                "fields": plain(vars(one)),
                 "statement": one.encode().hex(),
                 "name": one.hash().hex(),
                 "record": record.encode().hex(),
@@ -180,9 +178,9 @@ def _statements() -> dict[str, Any]:
 def _weights() -> dict[str, Any]:
     """What becomes of the weights of a stage in 40 rounds: work of different sizes, an empty seal, members that come,
     leave, are counted after that and return, and rounds that are late. Members are numbers."""
-    domain, run = Domain(31337, checksum(bytes(range(20)))), _digest_of("run")
+    domain, run = Domain(31337, checksum(bytes(range(20)))), digest_of("run")
     terms: dict[str, Any] = dict(
-        manifest=_digest_of("manifest"), rounds=40, stages=1, min_replicas=3, max_replicas=8, quorum_numerator=5,
+        manifest=digest_of("manifest"), rounds=40, stages=1, min_replicas=3, max_replicas=8, quorum_numerator=5,
         quorum_denominator=8, horizon=8, min_round_time=10, round_timeout=60, eviction_time=60, max_inner_steps=100,
         start_time=0, tokens_per_step=64, invited=False, bond=0, outer=bytes(32),
     )  # fmt: skip
@@ -216,11 +214,11 @@ def _weights() -> dict[str, Any]:
         counted = {int(name[1:]): taken for name, taken in steps.items()}
         makers = {view.maker(replica, 0): replica for replica in range(8)}
         records = sorted((makers[accounts[number]], number) for number in counted)
-        made = tuple(Record(replica, _digest_of("s"), 0, counted[number], 0, 32768) for replica, number in records)
-        some, none = _digest_of("weights"), bytes(32)
+        made = tuple(Record(replica, digest_of("s"), 0, counted[number], 0, 32768) for replica, number in records)
+        some, none = digest_of("weights"), bytes(32)
         hashes = (some, none, some, none) if made else (none, none, none, none)
         entry = bytes([192]) + bytes(65)  # as if a founder had signed it
-        tell(Sealed, 0, round, _digest_of(f"seal {round}"), Outcome(*hashes, 100, plan), made, entry)
+        tell(Sealed, 0, round, digest_of(f"seal {round}"), Outcome(*hashes, 100, plan), made, entry)
         lanes = view.stages[0].lanes
         held = {number: view.member(one).lane for number, one in enumerate(accounts) if view.member(one).holds}
         after = {
@@ -229,7 +227,7 @@ def _weights() -> dict[str, Any]:
         counts = [[number, counted[number]] for _, number in records]
         events.append({"time": time, "round": round, "seal": counts, "lanes": after})
 
-    tell(RunCreated, founder, RunConfig(**terms), "weights", (_digest_of("genesis"),), (founder,))
+    tell(RunCreated, founder, RunConfig(**terms), "weights", (digest_of("genesis"),), (founder,))
     for number in range(3):
         join(number)
     tell(RunOpened, time)
@@ -369,9 +367,17 @@ def _codes() -> list[dict[str, Any]]:
 
 def _outer() -> list[dict[str, Any]]:
     generator = np.random.default_rng(2)
-    steps, multipliers = (10, 7, 10), (32768, 32768, 20001)
+    unequal, long = (10, 7, 10), (100_000, 99_999, 6_250)
+    cases = (
+        (0.8, 0.0, False, unequal, (32768, 32768, 20001)),
+        (0.7, 0.9, True, unequal, (32768, 32768, 20001)),
+        (1.0, 0.5, False, unequal, (32768, 32768, 20001)),
+        (1.0, 0.0, False, unequal, (32768, 0, 20001)),  # what is dropped takes nothing from the others
+        (0.7, 0.9, True, unequal, (0, 0, 0)),
+        (1.0, 0.0, False, long, (32768, 32767, 32768)),  # numbers beyond 64 bits
+    )
     found = []
-    for lr, momentum, nesterov in ((0.8, 0.0, False), (0.7, 0.9, True), (1.0, 0.5, False)):
+    for lr, momentum, nesterov, steps, by in cases:
         version = {"a": generator.standard_normal((2, 3)), "b": generator.standard_normal(4)}
         version = {name: values.astype(np.float32) for name, values in version.items()}
         before = {name: (values * 0.1).astype(np.float32) for name, values in version.items()} if momentum else None
@@ -382,13 +388,15 @@ def _outer() -> list[dict[str, Any]]:
             }
             for _ in steps
         ]
+        its_parts = parts(steps, by)
         case: dict[str, Any] = {
-            "lr": lr, "momentum": momentum, "nesterov": nesterov, "inner_steps": steps, "multipliers": multipliers,
+            "lr": lr, "momentum": momentum, "nesterov": nesterov, "inner_steps": steps, "multipliers": by,
+            "parts": np.array(its_parts, "<f4").tobytes().hex(),
             "version": _tensors(version), "momentum_before": before and _tensors(before),
             "gradients": [_tensors(one) for one in gradients],
         }  # fmt: skip
         outer = Outer(lr=lr, momentum=momentum, nesterov=nesterov)
-        after = outer_step(version, before, gradients, parts(steps, multipliers), outer)
+        after = outer_step(version, before, gradients, its_parts, outer)
         found.append(case | {"next": _tensors(version), "momentum_after": after and _tensors(dict(after))})
     return found
 
@@ -452,12 +460,12 @@ def _files() -> list[dict[str, Any]]:
 
 
 def _draw() -> dict[str, Any]:
-    run, digests = _digest_of("run"), [_digest_of("stage 0"), _digest_of("stage 1")]
-    seed = seed_of(_digest_of("block"), run, 7, digests)
+    run, digests = digest_of("run"), [digest_of("stage 0"), digest_of("stage 1")]
+    seed = seed_of(digest_of("block"), run, 7, digests)
     members = [account_of(key) for key in KEYS]
     segments = {replica: 5 - replica % 3 for replica in range(16)}  # some did fewer steps
     return {
-        "block_hash": _digest_of("block").hex(),
+        "block_hash": digest_of("block").hex(),
         "run": run.hex(),
         "round": 7,
         "digests": [one.hex() for one in digests],
@@ -473,17 +481,17 @@ def _draw() -> dict[str, Any]:
 def _evaluation() -> dict[str, Any]:
     """Of replicas 0 to 7 but 5, which one stage does not count, three are drawn."""
     domain, replicas = Domain(31337, checksum(bytes(range(20)))), [[0, 1, 2, 3, 4, 6, 7], [*range(8)]]
-    run, digests = _digest_of("run"), [_digest_of("stage 0"), _digest_of("stage 1")]
+    run, digests = digest_of("run"), [digest_of("stage 0"), digest_of("stage 1")]
     seals = [_seal_of(stage, run, digest, replicas[stage]) for stage, digest in enumerate(digests)]
-    found = evaluation_of(seals, _digest_of("block"), 3)
+    found = evaluation_of(seals, digest_of("block"), 3)
     said, previous = [], bytes(32)
-    for stage, result in enumerate([(_digest_of("activations"), 0, 0), (bytes(32), 2_345_678_901, 1024)]):
+    for stage, result in enumerate([(digest_of("activations"), 0, 0), (bytes(32), 2_345_678_901, 1024)]):
         made = Evaluation(run, 8, found.evaluators[0].replica, stage, previous, *result)
         signed = made.sign(domain, KEYS[stage])
         previous = signed.name
         said.append(
             {
-                "fields": _plain(vars(made)),
+                "fields": plain(vars(made)),
                 "digest": made.digest(domain).hex(),
                 "signer": account_of(KEYS[stage]),
                 "signed": signed.encode().hex(),
@@ -493,7 +501,7 @@ def _evaluation() -> dict[str, Any]:
     return {
         "chain_id": domain.chain_id,
         "ledger": domain.ledger,
-        "block_hash": _digest_of("block").hex(),
+        "block_hash": digest_of("block").hex(),
         "run": run.hex(),
         "round": 7,
         "digests": [one.hex() for one in digests],
@@ -545,11 +553,11 @@ def _stopping() -> list[dict[str, Any]]:
 
 def _stop_of(why: str, stop: Stop, every: int, words: Iterable[list[Word]]) -> dict[str, Any]:
     """`words`: of each version from 1 on. Round r is sealed in block 5 r, and its evaluators' words are due 2 after."""
-    run, block_hash, window, said = _digest_of("run"), _digest_of("block"), 6, dict[int, list[list[int] | None]]()
+    run, block_hash, window, said = digest_of("run"), digest_of("block"), 6, dict[int, list[list[int] | None]]()
     sealed, heard, drawn = dict[tuple[int, int], Sealed](), dict[tuple[str, int], Any](), 0
     accounts = tuple(account_of(bytes(31) + bytes([1 + replica])) for replica in range(5))
     for round, spoken in enumerate(words):
-        seal = _seal_of(0, run, _digest_of(f"seal {round}"), [*range(5)])
+        seal = _seal_of(0, run, digest_of(f"seal {round}"), [*range(5)])
         seal = replace(seal, round=round, accounts=accounts, at=replace(seal.at, block=5 * round))
         sealed[0, round], drawn = seal, len(spoken)
         if (round + 1) % every:
@@ -584,11 +592,6 @@ def _tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
         name: {"shape": list(values.shape), "data": values.astype("<f4").tobytes().hex()}
         for name, values in tensors.items()
     }
-
-
-def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    shown = {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
-    return {name: value for name, value in shown.items() if not name.startswith("_")}
 
 
 def _samples() -> dict[str, Any]:
@@ -650,7 +653,7 @@ def _pace() -> list[dict[str, Any]]:
 
 
 def _sharing() -> dict[str, Any]:
-    blob, peers = _digest_of("blob"), [f"16Uiu2HAm{letter * 44}" for letter in "ABCDEFGHJK"]
+    blob, peers = digest_of("blob"), [f"16Uiu2HAm{letter * 44}" for letter in "ABCDEFGHJK"]
     cases = [(peers, 100), (peers[:3], 100), (peers, 5), (peers[4:5], 7), ([], 7)]
     return {
         "shares": [

@@ -305,6 +305,18 @@ def may_sign(u: float, dropped: bool, sealed: int) -> bool:
     return sealed == 0 if dropped else -1 / 128 <= u - sealed <= 1 + 1 / 128
 
 
+def parts(steps: list[int], multipliers: list[int]) -> list[float]:
+    """Of each contribution its part of the sum."""
+    counted = [count for count, each in zip(steps, multipliers, strict=True) if each]
+    if not counted:
+        return [0.0] * len(steps)
+    total = 32768 * sum(count**3 for count in counted)
+    return [
+        single(float(Fraction(count * count * each * max(counted), total)))
+        for count, each in zip(steps, multipliers, strict=True)
+    ]
+
+
 def outer(
     version: list[float],
     momentum: list[float] | None,
@@ -316,13 +328,8 @@ def outer(
     nesterov: bool,
 ) -> tuple[list[float], list[float] | None]:
     """One tensor of V[t+1], and of the momentum."""
-    counted = [count for count, each in zip(steps, multipliers, strict=True) if each]
-    total = 32768 * sum(count**3 for count in counted)
-    parts = [
-        single(count * count * each * max(counted) / total) for count, each in zip(steps, multipliers, strict=True)
-    ]
     acc = [0.0] * len(version)
-    for gradient, part in zip(gradients, parts, strict=True):
+    for gradient, part in zip(gradients, parts(steps, multipliers), strict=True):
         acc = [single(sum_ + single(value * part)) for sum_, value in zip(acc, gradient, strict=True)]
     step = acc
     if mu:
@@ -650,3 +657,108 @@ def shares(blob: bytes, peers: list[str], pieces: int) -> dict[str, list[int]]:
     n = len(order)
     found = {peer: [pieces * k // n, pieces * (k + 1) // n] for k, peer in enumerate(order)}
     return {peer: [first, end] for peer, (first, end) in found.items() if first < end}
+
+
+# ---- what a statement's trace, past and steps must be
+
+
+def trace_is_true(said: dict[str, Any], stage: int, stages: int, data: bytes) -> bool:
+    """By a case of traces.json: whether a trace may be true."""
+    n, taken = said["segments"], said["inner_steps"]
+    if len(data) != 64 * (n + 1) + 128 * n + 32 * taken + 130:
+        return False
+    hashes = [data[at : at + 32].hex() for at in range(0, 64 * (n + 1) + 128 * n, 32)]
+    ends = ("weights_before", "optimiser_before"), ("change", "optimiser_after")
+    if [hashes[:2], hashes[2 * n : 2 * n + 2]] != [[said[name] for name in both] for both in ends]:
+        return False
+    first, last = stage == 0, stage == stages - 1
+    for at in range(2 * (n + 1), len(hashes), 4):
+        if [name == "00" * 32 for name in hashes[at : at + 4]] != [first, last, last, first]:
+            return False
+    losses = []
+    for came, passed, norm, loss in struct.iter_unpack("<4d", data[32 * len(hashes) : -130]):
+        if not all(math.isfinite(one) and one >= 0 for one in (came, passed, norm, loss)) or loss > 1e9:
+            return False
+        if (first and came) or passed < came or norm < math.sqrt(passed):
+            return False
+        losses.append(Fraction(loss))
+    mean = float(sum(losses)) / taken * 1e6
+    return bool(said["loss"] == min(round(mean), 2**32 - 1))
+
+
+def follows(case: dict[str, Any], said: dict[str, Any]) -> bool:
+    """By a case of continuity.json: whether a statement follows from what its account stated before."""
+    none, delay, now = "00" * 32, case["delay"], said["round"]
+    made = {hashlib.sha256(statement(one)).hexdigest(): one for one in case["statements"]}
+    counted = {name: t for t, names in enumerate(case["seals"]) for name in names if name in made}
+    p, reset = made.get(said["previous"]), said["flags"] & 2
+    if said["flags"] & ~3 or (p is None and said["previous"] != none):
+        return False
+    same = ("run", "stage", "account")
+    if p is not None and (p["round"] >= now or any(p[name] != said[name] for name in same)):
+        return False
+    since = p["round"] if p is not None else 0
+    if (p is not None or not reset) and any(since <= t < now and made[name] is not p for name, t in counted.items()):
+        return False
+    start, folded, state = none, list[str](), (case["unused"], none, none)
+    if p is not None and not reset:
+        state = p["optimiser_after"], p["change"], p["payload"]
+        if delay == 1 and case["alpha"] and p["round"] == now - 1:
+            start = p["payload"]
+        before, late = made.get(p["previous"]), [p]
+        if before is not None and not p["flags"] & 2 and delay == 1 and before["round"] == p["round"] - 1:
+            late.insert(0, before)
+        names = {id(one): name for name, one in made.items()}
+        due = [one for one in late if now - 16 <= one["round"] <= now - 1 - delay]
+        folded = [one["payload"] for one in due if names[id(one)] not in case["seals"][one["round"]]]
+    weights = case["starts"][start] if start != none else said["base_weights"]
+    return bool(
+        said["start_payload"] == start
+        and said["weights_before"] == weights
+        and [said["folded_payload"], said["folded_payload2"]] == [*folded, none, none][:2]
+        and (said["optimiser_before"], said["change_before"], said["payload_before"]) == state
+    )
+
+
+def most_steps(delay: int, plan: int, round: int, counted: list[int]) -> int:
+    """`counted`: the rounds whose seals have a record of the replica."""
+    base = max(0, round - delay)
+    if any(round - 63 <= t <= base - 1 for t in counted):
+        return plan
+    return min(plan, max(2, -(-plan // 16)))
+
+
+# ---- what the ledger is told of a manifest, and the contracts' code
+
+
+def config(text: str) -> dict[str, Any]:
+    """All of a run's config but `outer`."""
+    manifest = json.loads(text)
+    timing, quorum, share = manifest["timing"], manifest["quorum"], manifest["audit"]["share"]
+    adaptive = manifest["adaptive"]
+    most = 1
+    while most * 2 <= 1024 and most * 2 * manifest["max_replicas"] <= 16_384:
+        most *= 2
+    return {
+        "manifest": hashlib.sha256(text.encode()).hexdigest(),
+        "stages": len(manifest["stages"]),
+        "horizon": max(8, min(most, 2 ** round(math.log2(8 / share)))) if share else most,
+        "quorum_numerator": quorum["numerator"],
+        "quorum_denominator": quorum["denominator"],
+        "max_inner_steps": adaptive["max_inner_steps"] if adaptive else manifest["plan"]["inner_steps"],
+        "bond": manifest["bond"] * 10**9,
+        **{name: timing[name] for name in ("min_round_time", "round_timeout", "eviction_time", "start_time")},
+        **{name: manifest[name] for name in ("rounds", "min_replicas", "max_replicas", "tokens_per_step", "invited")},
+    }
+
+
+def code_hash(case: dict[str, Any], code: bytes) -> str:
+    """Of a contract's code on a chain, by its part of contracts.json; one place of a library is like the others."""
+    blank = bytearray(code)
+    for at in case["immutables"]:
+        blank[at : at + 32] = bytes(32)
+    for places in case["libraries"].values():
+        assert len({code[at : at + 20] for at in places}) == 1
+        for at in places:
+            blank[at : at + 20] = bytes(20)
+    return keccak(bytes(blank)).hex()

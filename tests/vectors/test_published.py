@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from eth_hash.auto import keccak
 
+from dlx import contracts
+from dlx.ledger.bindings import Interface
 from dlx.ledger.keys import account_of, recover
 from tests.vectors import published
 from tests.vectors import stranger as s
@@ -86,7 +88,7 @@ def test_a_stranger_reads_the_same_codes_and_refuses_the_same_parts(case: dict[s
             pytest.fail(why)
 
 
-@pytest.mark.parametrize("case", FILES["outer.json"], ids=lambda case: f"{case['lr']}/{case['momentum']}")
+@pytest.mark.parametrize("case", FILES["outer.json"], ids=lambda case: f"{case['lr']}/{case['multipliers']}")
 def test_a_stranger_takes_the_same_outer_step(case: dict[str, Any]) -> None:
     for name in case["version"]:
         before = case["momentum_before"]
@@ -103,6 +105,7 @@ def test_a_stranger_takes_the_same_outer_step(case: dict[str, Any]) -> None:
         assert _hex(version) == case["next"][name]["data"]
         if momentum is not None:
             assert _hex(momentum) == case["momentum_after"][name]["data"]
+    assert _hex(s.parts(case["inner_steps"], case["multipliers"])) == case["parts"]
 
 
 @pytest.mark.parametrize("name", ["clip", "clip+cosine"])
@@ -210,6 +213,45 @@ def test_a_stranger_takes_as_many_steps(case: dict[str, Any]) -> None:
         else:
             pace.see(name, *said)
     assert len(set(chosen)) > 2, "the example tells rules apart"
+
+
+@pytest.mark.parametrize("case", FILES["traces.json"], ids=lambda case: f"stage {case['stage']} of {case['stages']}")
+def test_a_stranger_takes_the_same_traces(case: dict[str, Any]) -> None:
+    def is_true(data: str) -> bool:
+        return s.trace_is_true(case["statement"], case["stage"], case["stages"], bytes.fromhex(data))
+
+    assert is_true(case["trace"])
+    assert not [why for why, data in case["refused"].items() if is_true(data)]
+
+
+@pytest.mark.parametrize("case", FILES["continuity.json"], ids=lambda case: f"delay {case['delay']}")
+def test_a_stranger_finds_that_the_same_statements_follow_from_their_past(case: dict[str, Any]) -> None:
+    of = {one["round"]: one for one in case["statements"]}
+    assert all(s.follows(case, one) for one in of.values())
+    assert not [one["why"] for one in case["refused"] if s.follows(case, of[one["round"]] | one["says"])]
+
+
+def test_a_stranger_allows_the_same_steps() -> None:
+    for case in FILES["trial.json"]:
+        assert s.most_steps(case["delay"], case["plan"], case["round"], case["counted"]) == case["most"], case
+
+
+def test_a_stranger_reads_the_same_of_a_manifest() -> None:
+    case = FILES["manifest.json"]
+    assert hashlib.sha256(case["text"].encode()).hexdigest() == case["sha256"]
+    assert s.config(case["text"]) == {name: value for name, value in case["config"].items() if name != "outer"}
+
+
+def test_a_stranger_knows_the_contracts_wherever_they_are() -> None:
+    for name, case in FILES["contracts.json"].items():
+        code, address = bytearray(bytes.fromhex(contracts.load(name)["deployedBytecode"][2:])), bytes(range(1, 21))
+        assert len(code) == case["length"]
+        for at in case["immutables"]:
+            code[at : at + 32] = bytes(range(32))
+        for at in (place for places in case["libraries"].values() for place in places):
+            code[at : at + 20] = address
+        assert Interface(name).same_code(bytes(code)), name
+        assert s.code_hash(case, bytes(code)) == case["keccak256"], name
 
 
 def test_a_stranger_gives_everybody_the_same_shares() -> None:

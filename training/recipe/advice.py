@@ -9,6 +9,8 @@ from dlx.training.recipe.family import Config
 from dlx.training.recipe.presets import KINDS, LARGE_RATES
 from dlx.training.recipe.recipe import Inner, Outer, parse_model
 
+JUDGED = 3  # replicas of a stage: of fewer equal ones the others' weight convicts nobody
+
 ROUNDS = 1000  # of the linear analysis: what has not grown by then does not grow
 
 # As `python -m benchmarks.stability` measured with momentum: 0.36 diverges, 0.60 and 0.63 swing for 100 rounds.
@@ -69,6 +71,11 @@ def warnings(draft: Draft) -> list[str]:
         found.append(
             'outer.policy "mean" has no bound: in a run that anybody may join, one member can ruin the model in one '
             'round. Choose "clip+cosine", or invited = true'
+        )
+    if draft.max_replicas < JUDGED and not draft.invited:
+        found.append(
+            f"max_replicas {draft.max_replicas}: of fewer than {JUDGED} replicas nobody can be convicted of made-up "
+            f"work. Choose {JUDGED} or more, or invited = true"
         )
     if draft.model.source and (large := _too_fast_for_large(draft)):
         found += large

@@ -111,7 +111,7 @@ def test_who_asks_for_a_divergent_outer_optimiser_is_warned(tmp_path: Path) -> N
     assert not warnings(draft_from_toml(draft(tmp_path))) and not warnings(draft_from_toml(draft(tmp_path, "", outer)))
 
 
-@pytest.mark.parametrize(("replicas", "warned"), [(2, True), (8, True), (16, False)])
+@pytest.mark.parametrize(("replicas", "warned"), [(3, True), (8, True), (16, False)])
 def test_a_momentum_that_carries_few_replicas_too_far_is_warned_of(tmp_path: Path, replicas: int, warned: bool) -> None:
     outer = "[outer]\nlr = 1.0\nmomentum = 0.9\nnesterov = true\n"
     found = warnings(draft_from_toml(draft(tmp_path, f"max_replicas = {replicas}", outer)))
@@ -127,6 +127,13 @@ def test_a_mean_that_any_member_may_ruin_is_warned_of_where_anybody_may_join(tmp
     assert not warnings(draft_from_toml(draft(tmp_path, "invited = true", mean)))
 
 
+def test_a_run_of_strangers_in_which_nobody_can_be_convicted_is_warned_of(tmp_path: Path) -> None:
+    (warning,) = warnings(draft_from_toml(draft(tmp_path, "max_replicas = 2")))
+    assert "nobody can be convicted" in warning and "3 or more" in warning
+    assert not warnings(draft_from_toml(draft(tmp_path, "max_replicas = 3")))
+    assert not warnings(draft_from_toml(draft(tmp_path, "max_replicas = 2\ninvited = true")))
+
+
 def test_who_asks_for_a_plan_that_cannot_adapt_well_is_warned(tmp_path: Path) -> None:
     delayed = "[outer]\nlr = 0.8\nalpha = 0.8\ndelay = 1\n[adaptive]\ninner_steps = 40\n"
     (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=delayed)))
@@ -134,7 +141,7 @@ def test_who_asks_for_a_plan_that_cannot_adapt_well_is_warned(tmp_path: Path) ->
     assert not warnings(draft_from_toml(draft(tmp_path, 'preset = "dilocox"')))
     (warning,) = warnings(draft_from_toml(draft(tmp_path, "", "[outer]\nalpha = 5.0\ndelay = 1\n")))
     assert "lower outer.alpha or outer.lr" in warning
-    assert not warnings(draft_from_toml(draft(tmp_path, 'preset = "dilocox"\nmax_replicas = 1')))
+    assert not warnings(draft_from_toml(draft(tmp_path, 'preset = "dilocox"\nmax_replicas = 3')))
     at_once = "[adaptive]\nmin_inner_steps = {}\nmax_inner_steps = 20\n"
     (warning,) = warnings(draft_from_toml(draft(tmp_path, tables=at_once.format(5))))
     assert "waits for every exchange" in warning
