@@ -38,7 +38,7 @@ from dlx.node.round import events as e
 from dlx.node.round.machine import RoundMachine
 from dlx.node.round.rules import stopping
 from dlx.node.round.rules.plans import finished, plan_of, seals_needed
-from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts, Rules, base_version
+from dlx.node.round.rules.round_rules import OuterResult, PayloadFacts, Rules, base_version, most_steps
 from dlx.node.round.stage_machine import StageMachine
 from dlx.node.round.vouching import VouchingMachine, vouched_stages
 from dlx.training.outer.policy import Measured
@@ -457,7 +457,8 @@ class Simulation:
         payload = digest("payload", member.account, round, changes)
         member.payloads.add(payload)
         plan = plan_of(self.rules, self.view, slot[1], round) or self.rules.plan
-        steps, exchange = member.steps or plan.inner_steps, member.machine.exchange_seconds(round, self.now)
+        most = most_steps(self.rules, self.view, slot[1], slot[0], round, plan)
+        steps, exchange = min(member.steps or most, most), member.machine.exchange_seconds(round, self.now)
         values: dict[str, Any] = dict(
             run=RUN, round=round, stage=slot[1], replica=slot[0], account=member.account,
             base_weights=self.base_weights(slot[1], round), payload=payload,

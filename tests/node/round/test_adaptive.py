@@ -123,7 +123,7 @@ def test_a_part_beyond_all_of_it_or_where_no_rank_adapts_is_refused() -> None:
 
 
 def test_a_plan_that_a_seal_must_not_carry_is_named() -> None:
-    sim = Measuring(adaptive_rules(), replicas=2, seed=6, train_seconds=3)
+    sim = Measuring(adaptive_rules(delay=0), replicas=2, seed=6, train_seconds=3)
     assert sim.run(lambda: sim.view.next_round(0) == 2 == sim.view.next_round(1), 100)
     before, lower, right = Plan(4, 16, 5), [UNIT * 8 // 10] * 2, [UNIT // 2] * 2
 

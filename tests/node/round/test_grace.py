@@ -20,6 +20,7 @@ GRACE, TURN, TIMEOUT = 8, 3, 130
 REPLICAS = 4
 PERIOD = TRAIN * 1.05  # of a round in the steady state, where the exchange hides behind the training
 ROUNDS = 7
+TRIALS = 2  # rounds of few steps, with a delay of 1: they are shorter than their exchange
 
 
 @pytest.mark.parametrize(
@@ -120,14 +121,16 @@ def test_all_are_counted_in_every_round_where_training_and_payloads_take_longer_
     play(sim)
     assert [len(sim.counted(round)) for round in range(ROUNDS)] == [REPLICAS] * ROUNDS
     if delay == 1:
-        waited = {account: sim.waited(account, ROUNDS) for account in sim.members}
+        waited = {account: sim.waited(account, ROUNDS, TRIALS) for account in sim.members}
         assert max(waited.values()) < 0.05, waited
 
 
 def test_a_slower_replica_is_counted_in_every_round_too() -> None:
+    """But for the first: with a delay nobody trains long beside its exchange, and nobody knows how long a payload
+    takes."""
     sim = SlowLinks(slow_rules(delay=1), REPLICAS, {1: 4.0}, train_seconds=TRAIN)
     play(sim)
-    assert [len(sim.counted(round)) for round in range(ROUNDS)] == [REPLICAS] * ROUNDS
+    assert [len(sim.counted(round)) for round in range(1, ROUNDS)] == [REPLICAS] * (ROUNDS - 1)
 
 
 # ---- members who gain by it, or cost the others time

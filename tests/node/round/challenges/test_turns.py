@@ -56,9 +56,9 @@ def order(view: RunView, case: Case) -> list[str]:
 def test_a_drawn_segment_is_drawn_in_all_stages(run: tuple[RunView, tuple[Sealed, ...]]) -> None:
     view, seals = run
     drawn = drawn_of(seals, digest("block"), 1.0, 2)
-    parts = range(-(-seals[0].records[0].inner_steps // 2))
-    assert len(parts) > 1
-    places = [(r, part, s) for r in range(4) for part in parts for s in range(2)]
+    segments = {record.replica: -(-record.inner_steps // 2) for record in seals[0].records}
+    assert len(segments) == 4 and max(segments.values()) > 1
+    places = [(r, part, s) for r in range(4) for part in range(segments[r]) for s in range(2)]
     assert [(one.replica, one.segment, one.stage) for one in drawn] == places
     assert len({one.key for one in drawn}) == len(drawn)
     assert all(view.member_at(one.replica, one.stage) == one.account for one in drawn)

@@ -179,9 +179,9 @@ class Uneven(Simulation):
         for one in self.alive():
             self.ended[one.account] += [self.now] * (len(one.trained) - len(self.ended[one.account]))
 
-    def waited(self, account: str, rounds: int) -> float:
-        """The part of the time of so many rounds in which a member did not train."""
-        began, ended = self.began[account][:rounds], self.ended[account][:rounds]
+    def waited(self, account: str, rounds: int, first: int = 0) -> float:
+        """The part of the time of rounds from `first` to before `rounds` in which a member did not train."""
+        began, ended = self.began[account][first:rounds], self.ended[account][first:rounds]
         trained = sum(end - start for start, end in zip(began, ended, strict=True))
         return 1 - trained / (self.began[account][rounds] - began[0])
 
