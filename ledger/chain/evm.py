@@ -1,4 +1,4 @@
-"""The state transition: py-evm under Prague rules. Only this file and tries.py know py-evm.
+"""The state transition: py-evm under Prague rules. Only this file and state_tries.py know py-evm.
 
 py-evm executes transactions and keeps the state trie; blocks, receipts and logs are kept by the store in their own
 tables, so none of py-evm's chain database is used.

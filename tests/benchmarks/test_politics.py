@@ -1,6 +1,7 @@
 import json
 import random
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,7 @@ from benchmarks.tables import RESULTS
 from benchmarks.weight import BY_SEALS, Rules, Stage, joined, left, seal, takes, total, weight_of
 from dlx.ledger.view.weights import FULL
 
+ROOT = Path(__file__).resolve().parents[2]
 RULES = Rules()
 
 
@@ -130,6 +132,17 @@ def test_one_of_two_goes_on_alone() -> None:
 def test_two_of_three_convict_the_third_and_none_of_two_the_other() -> None:
     assert asdict(convictors(RULES, 2, range(1))) == {"some": None, "any": None}
     assert asdict(convictors(RULES, 3, range(1))) == {"some": 2, "any": 2}
+
+
+@pytest.mark.parametrize("share", [1 / 3, 1 / 4])
+def test_the_pages_say_when_the_rest_of_an_outage_has_the_stage(share: float) -> None:
+    gone = outage(RULES, share, 24 * 3600)
+    assert gone.first is not None and gone.on_time is not None and gone.exiles is not None
+    first, later = f"{gone.first:.2g} T", f"{gone.on_time:.0f} T"
+    assert later == f"{gone.exiles:.0f} T"
+    pages = [(ROOT / name).read_text() for name in ("docs/protocol/ledger.md", "docs/threats.md")]
+    assert f"seal alone after {first}, on time and convict after {later}" in pages[0]
+    assert f"| {later} | {later} |" in pages[1] and f"| {first}" in pages[1]
 
 
 def test_an_abandoned_stage_is_its_founders() -> None:

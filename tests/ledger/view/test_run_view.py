@@ -1,4 +1,5 @@
-"""The view and the auditor's recount, on events made here (test_view_differential.py has them from the contract)."""
+"""The view and the auditor's recount, on events made here. In tests/ledger/test_view_differential.py they come from the
+contract."""
 
 import dataclasses
 import time
