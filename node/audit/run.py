@@ -72,7 +72,7 @@ def audit_from(
 
                 folder = work / "level3"
                 folder.mkdir()
-                verdicts = member_verdicts(client, request.run, request.places, sources)
+                verdicts = member_verdicts(client, request.run, request.places, sources, report.note)
                 beside = work / "held-out"
                 beside.mkdir()
                 try:

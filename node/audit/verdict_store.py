@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -94,18 +94,33 @@ class VerdictStore:
 
 def listed_in(path: Path, round: int, limit: int) -> list[tuple[bytes, bytes]]:
     """`VerdictStore.listed` of a file that is another process's, and is only read. Raises OSError."""
-    with (
-        naming_database(path),
-        closing(sqlite3.connect(path.absolute().as_uri() + "?mode=ro", timeout=2, uri=True)) as db,
-    ):
+    with naming_database(path):
+        try:
+            return _listed(path, "mode=ro", round, limit)
+        except sqlite3.OperationalError:
+            if path.with_name(f"{path.name}-wal").exists():
+                raise
+            # SQLite would make files beside one that is closed, which this user may not. So nobody else writes it now.
+            return _listed(path, "mode=ro&immutable=1", round, limit)
+
+
+def _listed(path: Path, how: str, round: int, limit: int) -> list[tuple[bytes, bytes]]:
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{how}", timeout=2, uri=True)) as db:
         begun = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'verdicts'").fetchone()
         return db.execute(_LISTED, (round, limit)).fetchall() if begun else []
 
 
-def verdicts_beside(folders: Iterable[Path], run: bytes, domain: Domain) -> list[ReportedVerdict]:
-    """The verdicts of the nodes of these blob folders, each once, oldest first."""
-    paths = (DataDir(blobs.parent).state_of(run) / FILE for blobs in folders)
-    found = dict.fromkeys(verdict for path in paths for verdict in read_verdicts(path, run, domain))
+def verdicts_beside(
+    folders: Iterable[Path], run: bytes, domain: Domain, say: Callable[[str], None]
+) -> list[ReportedVerdict]:
+    """The verdicts of the nodes of these blob folders, each once, oldest first. `say` is told of a file that cannot be
+    read."""
+    found = dict[ReportedVerdict, None]()
+    for blobs in folders:
+        try:
+            found |= dict.fromkeys(read_verdicts(DataDir(blobs.parent).state_of(run) / FILE, run, domain))
+        except OSError as error:
+            say(f"verdicts that cannot be read: {error}")
     return sorted(found, key=by_place)
 
 

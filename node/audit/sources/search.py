@@ -19,11 +19,12 @@ from dlx.node.round.challenges.verdicts import ReportedVerdict, VerdictError
 
 
 def member_verdicts(
-    client: LedgerClient, run: bytes, places: Places, sources: Sequence[Source]
+    client: LedgerClient, run: bytes, places: Places, sources: Sequence[Source], say: Callable[[str], None]
 ) -> list[ReportedVerdict]:
-    """The members' verdicts that nodes' folders and the run's peers keep, each with a good signature."""
+    """The members' verdicts that nodes' folders and the run's peers keep, each with a good signature. `say` is told of
+    a folder's that cannot be read."""
     domain = Domain(client.rpc.chain_id(), client.ledger)
-    found = verdicts_beside(places.nodes, run, domain)
+    found = verdicts_beside(places.nodes, run, domain, say)
     for source in sources:
         for report, signature in source.verdicts(0) if isinstance(source, Peers) else ():
             with suppress(VerdictError):

@@ -78,7 +78,7 @@ def command(
 
     with open_ledger(settings, folder) as client, open_index(client) as index:
         chosen = find.resolve(index, run)
-        verdicts = verdicts_beside(folder.blob_folders, chosen, client.domain)
+        verdicts = verdicts_beside(folder.blob_folders, chosen, client.domain, options.note)
         view = find.view_of(client, index, chosen)
         manifest = find.read_manifest(view, folder.blob_folders)
         said, before = _held_out(client, view, manifest, last), None if manifest is None else manifest.loss_before

@@ -1,8 +1,11 @@
 """The verdicts that a node keeps: the first of each checker, what is not honest for ever, whatever the disk does."""
 
+import os
 import resource
 import sqlite3
-from contextlib import closing, suppress
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,11 @@ from eth_utils import to_canonical_address
 
 from dlx.ledger.typed import Domain, account_of
 from dlx.node.audit import verdict_store
-from dlx.node.audit.verdict_store import VerdictStore, read_verdicts
+from dlx.node.audit.verdict_store import VerdictStore, read_verdicts, verdicts_beside
+from dlx.node.home.datadir import DataDir
 from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict, VerdictReport
 
+NOBODY = 65534  # a user without rights
 RUN, DOMAIN = b"\x11" * 32, Domain(31337, "0x" + "22" * 20)
 
 
@@ -83,6 +88,51 @@ def test_who_reads_removes_nothing_and_takes_a_file_that_was_only_begun(tmp_path
     with pytest.raises(OSError, match="not a database"):
         read_verdicts(path, RUN, DOMAIN)
     assert path.exists()
+
+
+@contextmanager
+def somebody_else() -> Iterator[Path]:
+    """A folder that others may look into, and a user who may write nothing there."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, root = Path(name), os.geteuid() == 0
+        try:
+            yield folder
+        finally:
+            if root:
+                os.seteuid(0)
+            folder.chmod(0o700)
+
+
+def leave(folder: Path) -> None:
+    """From here on this process is somebody else."""
+    folder.chmod(0o555)
+    if os.geteuid() == 0:
+        os.seteuid(NOBODY)
+
+
+def test_who_may_not_write_reads_the_file_of_a_node_that_is_not_running() -> None:
+    with somebody_else() as folder:
+        path = folder / "verdicts.sqlite"
+        with closing(VerdictStore(path, RUN, DOMAIN)) as store:
+            store.add(verdict(1, Finding.FALSE))
+        leave(folder)
+        assert [one.finding for one in read_verdicts(path, RUN, DOMAIN)] == [Finding.FALSE]
+        assert os.listdir(folder) == [path.name]
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.chmod(0), lambda path: path.write_bytes(b"no database" * 100)])
+def test_verdicts_that_cannot_be_read_cost_nobody_those_of_others(spoil: Callable[[Path], object]) -> None:
+    said = list[str]()
+    with somebody_else() as folder:
+        paths = [DataDir(folder / name).state_of(RUN) / verdict_store.FILE for name in ("bad", "good")]
+        for number, path in enumerate(paths):
+            with closing(VerdictStore(path, RUN, DOMAIN)) as store:
+                store.add(verdict(number, Finding.FALSE))
+        spoil(paths[0])
+        leave(folder)
+        found = verdicts_beside([folder / name / "blobs" for name in ("bad", "good")], RUN, DOMAIN, said.append)
+    assert [one.report.round for one in found] == [1]
+    assert len(said) == 1 and str(paths[0]) in said[0]
 
 
 def test_a_row_that_the_disk_changed_is_nobodys_verdict(tmp_path: Path) -> None:
