@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import pwd
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,12 +37,14 @@ if TYPE_CHECKING:
 
 CLOCK_BEHIND, CLOCK_AHEAD = 5.0, 60.0  # s between this clock and the newest block's time that are worth a warning
 _PYTHON = (3, 11)
+_LOOKED_AT = 10_000  # files, at most, whose owner is looked at
 
 
 def quick(folder: DataDir, settings: Settings) -> Iterator[Diagnosis]:
     """What can be told of this machine and folder at once."""
     yield _versions()
     yield _place(folder)
+    yield _owner(folder)
     yield _secrets(folder, settings)
     yield _room(folder, settings)
     yield _threads(folder, settings)
@@ -117,15 +123,17 @@ def funds(
     """Whether the account can pay a slot, and its part of the seals of so many rounds, at the present price of gas."""
     from dlx.ledger.client import most_gas
     from dlx.ledger.errors import LedgerError
-    from dlx.ledger.transactions.fees import eth, price
+    from dlx.ledger.transactions.fees import FeeTooHigh, eth, price
     from dlx.node.home.ledgers import limits_of
 
     try:
         balance, head = client.balance(account), client.rpc.head()
         now = price(client.rpc, head, limits_of(settings))
         pays = str(client.rpc.call("web3_clientVersion")).startswith("dlx-chain/")
-    except LedgerError as error:
+    except FeeTooHigh as error:
         return Diagnosis("funds", FAIL, str(error), _set(folder, "max_fee", "GWEI"))
+    except LedgerError as error:
+        return Diagnosis("funds", FAIL, str(error), _set(folder, "rpc_url", "URL"))
     if balance == 0 and pays:
         return Diagnosis("funds", PASS, "none yet: this chain's faucet pays the first ones at `start`")
     joining = (most_gas("register") + most_gas("joinRun")) * now.max_fee
@@ -232,6 +240,36 @@ def _place(folder: DataDir) -> Diagnosis:
         f"{folder.root} is on {kind}, another machine's disk: SQLite may lose there what was signed, and locks may not"
     )
     return Diagnosis("folder", WARN, f"{text} keep a second node out", "move the folder to a disk of this machine")
+
+
+def _owner(folder: DataDir) -> Diagnosis:
+    """Whether all that lies there is whose the folder is. What another user wrote, such as root in one command, the
+    node can neither change nor remove."""
+    if not folder.root.is_dir():
+        return Diagnosis("owner", PASS, f"{folder.root} is not made yet")
+    owner = folder.root.stat().st_uid
+    foreign = [path for path in islice(_files(folder.root), _LOOKED_AT) if path.lstat().st_uid != owner]
+    if foreign:
+        more = f", and {len(foreign) - 1:,} more" if len(foreign) > 1 else ""
+        text = f"{foreign[0]} is {_user(foreign[0].lstat().st_uid)}'s{more}, the folder is {_user(owner)}'s"
+        return Diagnosis("owner", FAIL, text, f"sudo chown -R {_user(owner)} {shlex.quote(str(folder.root))}")
+    if os.geteuid() != owner:
+        text = f"{folder.root} is {_user(owner)}'s, and this is {_user(os.geteuid())}: what it writes there is lost to"
+        return Diagnosis("owner", WARN, f"{text} {_user(owner)}", f"run the command as {_user(owner)}")
+    return Diagnosis("owner", PASS, f"all in {folder.root} is {_user(owner)}'s")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All that lies in it; what may not be looked into is left out."""
+    for name, folders, files in os.walk(folder):
+        yield from (Path(name, one) for one in (*folders, *files))
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _secrets(folder: DataDir, settings: Settings) -> Diagnosis:

@@ -1,6 +1,7 @@
 """What `doctor` finds: by pretended machines, and on a real chain."""
 
 import json
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,21 @@ def test_a_folder_that_was_made_is_well_and_a_key_that_others_can_read_is_not(fo
     folder.node_key.chmod(0o644)
     (wrong,) = (one for one in health.quick(folder, Settings()) if one.verdict == FAIL)
     assert wrong.check == "keys" and wrong.mend == f"chmod 600 {folder.node_key}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_another_user_left_in_the_folder_is_given_back(folder: DataDir) -> None:
+    assert verdicts(folder)["owner"] == PASS
+    for name in ("blobs/a", "state/b"):
+        (folder.root / name).touch()
+        os.chown(folder.root / name, 65534, -1)
+    (wrong,) = (one for one in health.quick(folder, Settings()) if one.verdict == FAIL)
+    assert wrong.check == "owner" and "and 1 more" in wrong.text
+    assert wrong.mend == f"sudo chown -R root {folder.root}"
+    subprocess.run(wrong.mend.removeprefix("sudo "), shell=True, check=True)
+    assert verdicts(folder)["owner"] == PASS
+    subprocess.run(["chown", "-R", "65534", folder.root], check=True)
+    assert verdicts(folder)["owner"] == WARN, "what root writes there is root's"
 
 
 def test_one_command_mends_all_keys_that_others_can_read(tmp_path: Path) -> None:
@@ -120,7 +136,7 @@ def test_a_folder_without_keys_names_the_command_that_makes_them(tmp_path: Path)
 def test_a_full_disk_and_more_threads_than_cores_are_found(folder: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health.shutil, "disk_usage", lambda place: SimpleNamespace(free=10**9))
     monkeypatch.setattr(health, "cores", lambda: 2)
-    expected = {"versions": PASS, "folder": PASS, "keys": PASS, "disk": FAIL, "threads": WARN}
+    expected = {"versions": PASS, "folder": PASS, "owner": PASS, "keys": PASS, "disk": FAIL, "threads": WARN}
     assert verdicts(folder, Settings(threads=3)) == expected
 
 
@@ -176,13 +192,14 @@ class FailingNode:
 
 @dataclass(frozen=True)
 class PricedNode:
-    """A chain node where gas costs 10 gwei."""
+    """A chain node where gas costs 10 gwei, unless it names no base fee."""
 
     version: str
+    base_fee: int | None = 4 * GWEI
     name: str = "x"
 
     def head(self) -> Header:
-        return Header(number=1, hash=bytes(32), parent=bytes(32), time=0, base_fee=4 * GWEI)
+        return Header(number=1, hash=bytes(32), parent=bytes(32), time=0, base_fee=self.base_fee)
 
     def call(self, method: str) -> str:
         return {"web3_clientVersion": self.version, "eth_maxPriorityFeePerGas": hex(2 * GWEI)}[method]
@@ -217,6 +234,17 @@ def test_funds_are_compared_with_what_so_many_rounds_cost(balance: int, version:
     found = health.funds(client, FOLDER, Settings(chain_id=10), "0x" + "11" * 20, replicas=2, rounds=1000)
     assert found.verdict == verdict, found
     assert (found.mend == "") == (verdict == PASS)
+
+
+@pytest.mark.parametrize(
+    ("base_fee", "mend"), [(None, "config set rpc_url URL"), (10**6 * GWEI, "config set max_fee GWEI")]
+)
+def test_a_price_that_no_setting_bears_and_a_chain_without_one_have_different_mends(
+    base_fee: int | None, mend: str
+) -> None:
+    client = Client(PricedNode("geth", base_fee), 10**18)
+    found = health.funds(client, FOLDER, Settings(chain_id=10), "0x" + "11" * 20, replicas=2, rounds=1000)
+    assert found.verdict == FAIL and mend in found.mend, found
 
 
 def test_ports_that_a_peer_cannot_reach_are_a_warning_with_what_mends_it() -> None:
