@@ -5,6 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.crowd import cpu_seconds
+
+
+def test_the_time_of_processes_that_have_ended_counts() -> None:
+    before = cpu_seconds()
+    burn = "import subprocess, sys, time\nwhile time.process_time() < 0.5: pass\n"
+    subprocess.run([sys.executable, "-c", f"{burn}subprocess.run([sys.executable, '-c', {burn!r}])"], check=True)
+    assert cpu_seconds() - before >= 1.0
+
 
 def test_every_round_counts_everybody(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
