@@ -33,6 +33,8 @@ from dlx.ledger.rpc.json_rpc import (
     Request,
     SlowAnswer,
     encode,
+    is_refusal,
+    may_be_answered_elsewhere,
     results,
 )
 
@@ -57,8 +59,13 @@ class HttpTransport:
         self._idle: list[Session] = []  # threads share them: a chain node has few connections for each client
 
     def ask(self, requests: Sequence[Request], timeout: float) -> list[Any]:
-        answer, wait = self._post(requests[0][0], encode(requests), timeout)
-        return results(requests, answer, wait)
+        answer, wait, failed = self._post(requests[0][0], encode(requests), timeout)
+        try:
+            return results(requests, answer, wait)
+        except RpcError as error:
+            if failed and len(requests) == 1 and may_be_answered_elsewhere(error):
+                raise NoAnswer(f"HTTP status {failed}: {error}") from None
+            raise
 
     def tells(self, timeout: float) -> bool:
         """As the embedded chain does."""
@@ -68,25 +75,30 @@ class HttpTransport:
         params = ["0x" + seen.hex(), seconds, *([list(contracts)] if contracts else [])]
         return self.ask([("dlx_waitForBlock", params)], timeout)[0]
 
-    def _post(self, method: str, body: bytes, timeout: float) -> tuple[Any, float | None]:
-        """The decoded answer, and the seconds that the chain node wants us to wait."""
+    def _post(self, method: str, body: bytes, timeout: float) -> tuple[Any, float | None, int]:
+        """The decoded answer, the seconds that the chain node wants us to wait, and the status by which it failed, 0
+        where it did not. Some providers send a refusal that way, of a batch that is too large for instance."""
         options: dict[str, Any] = {"timeout": timeout, "stream": True, "allow_redirects": False, "headers": _HEADERS}
         session = self._session()
         try:
             with session.post(self._url, body, **options) as response:
                 wait = _seconds(response.headers.get("Retry-After"))
                 _check_status(response, wait)
-                content = _read(response, method)
+                content, status = _read(response, method), response.status_code
         except Timeout:
             raise NoAnswer("no answer in time") from None
         except RequestException as error:
             raise NoAnswer(_in_words(error)) from None
         finally:
             self._idle.append(session)
+        failed = status if status in _RETRIED_STATUS else 0
         try:
-            return decode_json(content), wait
+            answer = decode_json(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise NoAnswer(f"HTTP status {response.status_code}, no JSON") from None
+            raise NoAnswer(f"HTTP status {status}{'' if failed else ', no JSON'}") from None
+        if failed and not is_refusal(answer):
+            raise NoAnswer(f"HTTP status {status}")
+        return answer, wait, failed
 
     def _session(self) -> Session:
         """For this thread, until it is laid back."""
@@ -106,11 +118,9 @@ def _in_words(error: RequestException) -> str:
 
 
 def _check_status(response: Response, wait: float | None) -> None:
-    """Raises NoAnswer or RpcError for what is no answer, whatever its body."""
+    """Raises NoAnswer, RateLimited or RpcError for what is no answer, whatever its body."""
     if response.status_code == 429 or (response.status_code == 503 and wait is not None):
         raise RateLimited("", wait)
-    if response.status_code in _RETRIED_STATUS:
-        raise NoAnswer(f"HTTP status {response.status_code}")
     if response.status_code == _TOO_LARGE:
         raise RpcError(LIMIT_EXCEEDED, "HTTP status 413: too much at once")
     if response.is_redirect:

@@ -73,6 +73,13 @@ def results(requests: Sequence[Request], answer: Any, wait: float | None = None,
     return [_result_or_error(method, by_id[i], wait) for (method, _), i in zip(requests, ids, strict=True)]
 
 
+def is_refusal(answer: Any) -> bool:
+    """Whether a chain node says by JSON-RPC that it does not answer: one request, or something of a batch."""
+    return any(
+        isinstance(each, dict) and each.get("error") for each in (answer if isinstance(answer, list) else [answer])
+    )
+
+
 def may_be_answered_elsewhere(error: RpcError) -> bool:
     """Whether the chain node says that it failed itself, so that another may have the answer."""
     return error.code == _INTERNAL_ERROR

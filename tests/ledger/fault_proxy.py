@@ -11,6 +11,7 @@ takes: `{"kind": "late", "share": 0.5}`.
 | `drip` | an answer of which a byte comes every tenth of a second |
 | `429` | HTTP 429 with Retry-After |
 | `limited` | error -32005 inside an HTTP 200, without a time |
+| `refused` | error `refusal` inside an HTTP answer of status `refusal_status` |
 | `html` | a page of a gateway |
 | `413` | HTTP 413, as from a gateway that finds the request or its answer too large |
 | `moved` | HTTP 308 to another host, in whose URL there is a key |
@@ -20,9 +21,9 @@ takes: `{"kind": "late", "share": 0.5}`.
 | `wrong_chain` | the same, of another chain |
 
 In a test it may also lie: `proxy.lie = change`, where `change(method, params, result)` gives the result that is told
-(or `{"error": ...}`). It may refuse batches of more than `proxy.most` requests (with `proxy.refusal`), and answer HTTP
-413 to those bodies that `proxy.too_large` names. It may take `proxy.delay` seconds for an answer, and give way to
-another chain node (`proxy.target = url`).
+(or `{"error": ...}`). It may refuse batches of more than `proxy.most` requests (with `proxy.refusal`, and
+`proxy.refusal_status` for HTTP), and answer HTTP 413 to those bodies that `proxy.too_large` names. It may take
+`proxy.delay` seconds for an answer, and give way to another chain node (`proxy.target = url`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ import requests
 from tests.patience import PATIENCE
 
 LAG = 8
-KINDS = ("none", "hang", "drip", "429", "limited", "html", "lost", "late", "wrong_chain", "bomb", "413", "moved")
+KINDS = (
+    "none", "hang", "drip", "429", "limited", "refused", "html", "lost", "late", "wrong_chain", "bomb", "413", "moved",
+)  # fmt: skip
 _TAGGED = {"eth_call": 1, "eth_estimateGas": 1, "eth_getBalance": 1, "eth_getTransactionCount": 1, "eth_getCode": 1}
 
 
@@ -65,7 +68,7 @@ class FaultProxy:
         self._fault, self._changed = Fault(), threading.Event()
         self.seen: list[str] = []
         self.most: int | None = None
-        self.refusal = (-32600, "batch too large")
+        self.refusal, self.refusal_status = (-32600, "batch too large"), 200
         self.behind = LAG
         self.delay = 0.0
         self.retry_after = 1  # seconds
@@ -122,8 +125,6 @@ class FaultProxy:
     def told(self, body: bytes) -> bytes:
         """The chain node's answer to a request or a batch, with the lie."""
         asked = json.loads(body)
-        if isinstance(asked, list) and self.most is not None and len(asked) > self.most:
-            return _error({}, *self.refusal)
         if self.lie is None:
             return self.forward(body)
         answers = json.loads(self.forward(body))
@@ -206,6 +207,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(b"", 308, {"Location": "https://user:key@rpc.example.org/v3/key"})
         elif kind == "limited":
             self._answer(_error(request, -32005, "daily request count exceeded"))
+        elif kind == "refused":
+            self._answer(_error(request, *self.faults.refusal), self.faults.refusal_status)
         elif kind == "bomb":
             self._answer(_bomb(), headers={"Content-Encoding": "gzip, gzip, gzip"})
         elif kind == "html":
@@ -218,6 +221,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(b"[" + b",".join(late) + b"]" if batch else late[0])
         elif kind == "wrong_chain" and request["method"] in ("eth_chainId", "net_version"):
             self._answer(_result(request, "0x1"))
+        elif self.faults.most is not None and len(batch) > self.faults.most:
+            self._answer(_error({}, *self.faults.refusal), self.faults.refusal_status)
         else:
             self._answer(self.faults.told(body))
 

@@ -140,6 +140,28 @@ def test_what_a_gateway_finds_too_large_is_asked_for_in_parts(embedded):
         assert parts[-1][0] == whole[-1][0] and any(refused) and time.monotonic() - started < PATIENCE
 
 
+@pytest.mark.parametrize("code", [-32600, -32603])
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_a_batch_that_is_refused_is_asked_for_in_parts_whatever_the_status(embedded, status, code):
+    with FaultProxy(embedded.url) as proxy:
+        proxy.most, proxy.refusal, proxy.refusal_status = 3, (code, "at most 3 requests a batch"), status
+        blocks = list(RpcClient(proxy.url).batch("eth_getBlockByNumber", [(hex(block), False) for block in range(7)]))
+        assert [int(block["number"], 16) for block in blocks] == [*range(7)]
+        assert proxy.seen.count("eth_getBlockByNumber") < 8
+
+
+@pytest.mark.parametrize(("code", "kind"), [(-32602, RpcError), (-32603, LedgerUnavailable)])
+def test_a_refusal_with_status_500_is_final_unless_the_chain_node_says_that_it_failed(
+    embedded, monkeypatch, code, kind
+):
+    monkeypatch.setattr("dlx.ledger.rpc.failover._RETRY", NEVER_AGAIN)
+    with FaultProxy(embedded.url) as proxy:
+        proxy.refusal, proxy.refusal_status = (code, "in its own words"), 500
+        proxy.fault("refused")
+        with pytest.raises(kind, match="in its own words"):
+            RpcClient(proxy.url).number("eth_chainId")
+
+
 @pytest.mark.parametrize(
     "refusal",
     [
