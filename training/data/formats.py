@@ -148,23 +148,32 @@ def find(paths: Sequence[Path], field: str, raw: bool = False, of_bytes: bool = 
     files that have entries are taken. Raises DataError, and so does reading a document that is not what it has to be.
     """
     found: set[str] = set()
-    named: set[str] = set()
+    files: dict[Path, str] = {}  # those that are named, by where their bytes lie: the first of several names
     left_out: dict[str, set[Path]] = {}
-    for given in paths:
-        path = given.resolve()
+    places = sorted(map(_place, paths))
+    for path in places:
         if path.is_dir():
             found.update(_walk(path, left_out, raw))
-        elif path.is_file():
-            named.add(str(path))
         else:
-            raise PreparationError(f"{given}: no such file or folder")
-    folders = [path if path.is_dir() else path.parent for path in (path.resolve() for path in paths)]
+            files.setdefault(path.resolve(), str(path))
+    named = set(files.values())
+    folders = [path if path.is_dir() else path.parent for path in places]
     base, how = os.path.commonpath(folders) if folders else "", How(None if chat else field, raw, of_bytes)
     below = len(base.rstrip(os.sep)) + 1
     every = sorted((path[below:].replace(os.sep, "/") or ".", path in named) for path in found | named)
     sources = [Source(name, base, how, is_named) for name, is_named in every]
     left = {kind: sorted(path for path in left_out[kind] if str(path) not in named) for kind in sorted(left_out)}
     return Found(sources, {kind: paths for kind, paths in left.items() if paths})
+
+
+def _place(given: Path) -> Path:
+    """Where a source is. A file keeps its own name, which says what it is, also where it is a link to another. Raises
+    PreparationError."""
+    if given.is_dir():
+        return given.resolve()
+    if given.is_file():
+        return given.parent.resolve() / given.name
+    raise PreparationError(f"{given}: no such file or folder")
 
 
 def read_all(found: Found, read: Callable[[Source], None]) -> Found:

@@ -50,6 +50,35 @@ def test_every_kind_of_file_gives_its_texts_in_order(tmp_path: Path) -> None:
         assert list(_read(path).values()) == ROWS
 
 
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_file_that_is_a_link_into_a_cache_is_read_by_the_name_it_is_given(
+    relative: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As caches by content lay files out: the bytes lie under their hash, and a link has the name."""
+    snapshot, blobs = tmp_path / "snapshots" / "main", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    made = {
+        "a.jsonl": texts.json_lines(tmp_path / "made.jsonl", [{"text": row, "id": 1} for row in ROWS]),
+        "b.parquet": texts.parquet(tmp_path / "made.parquet", {"text": ROWS}),
+    }
+    for number, (name, path) in enumerate(made.items()):
+        path.rename(blobs / str(number))
+        (snapshot / name).symlink_to(Path("..", "..", "blobs", str(number)))
+    monkeypatch.chdir(snapshot)
+    given = [Path(name) if relative else snapshot / name for name in made]
+    assert _read(*given) == _read(snapshot)
+    assert list(_read(*given).values()) == 2 * ROWS
+    assert formats.find(given, "text").taken == {".jsonl": 1, ".parquet": 1}
+
+
+def test_a_file_of_two_names_is_taken_once_by_the_first_in_order(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("one")
+    (tmp_path / "a.txt").symlink_to("b.txt")
+    both = [tmp_path / "b.txt", tmp_path / "a.txt"]
+    assert _read(*both) == _read(*reversed(both)) == {"a.txt": "one"}
+
+
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string()), pa.string_view()])
 def test_other_kinds_of_text_columns_are_read_too(kind: pa.DataType, tmp_path: Path) -> None:
     path = texts.parquet(tmp_path / "x.parquet", {"body": pa.array(ROWS).cast(kind)})
