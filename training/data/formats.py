@@ -27,6 +27,7 @@ _NOT_TEXT = {  # what may pass for text by its bytes, or is better said by its n
     **dict.fromkeys((".doc", ".docx", ".odt", ".rtf", ".ppt", ".pptx", ".odp", ".epub"), "an office document"),
     **dict.fromkeys((".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".ico"), "an image"),
     **dict.fromkeys((".npy", ".npz", ".safetensors", ".pt", ".pkl", ".h5"), "an array"),
+    ".dvc": "a DVC file",
     ".geojson": "a map",
     ".ipynb": "a notebook",
     ".pdf": "a PDF document",

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from dlx.training.models.evaluate import EvaluateError, refuse_adapter
+from dlx.training.models.evaluate import EvaluateError, refuse_unloadable
 from dlx.training.recipe.huggingface import first_line
 
 _UNDECIDED = "\ufffd"  # the end of a text whose last character is not whole yet
@@ -32,7 +32,7 @@ class Writer:
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
 
-        refuse_adapter(folder)
+        refuse_unloadable(folder)
         logging.disable_progress_bar()  # it writes to logs as well
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)

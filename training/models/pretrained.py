@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dlx.training.models.shapes import frozen_shapes, pieces, stage_shapes
 from dlx.training.recipe.draft import Draft
-from dlx.training.recipe.huggingface import first_line, read_config, read_json, refuse_pipe
+from dlx.training.recipe.huggingface import first_line, read_config, read_json, refuse_pointer
 from dlx.training.recipe.recipe import parse_model
 from dlx.training.recipe.strict import ManifestError
 
@@ -126,7 +126,7 @@ def _listing(path: Path) -> list[tuple[str, tuple[int, ...], str]]:
     """(name, shape, dtype) of a file's tensors; reads its header only, which the library bounds."""
     from safetensors import SafetensorError, safe_open
 
-    refuse_pipe(path)
+    refuse_pointer(path)
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118

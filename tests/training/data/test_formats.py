@@ -50,6 +50,36 @@ def test_every_kind_of_file_gives_its_texts_in_order(tmp_path: Path) -> None:
         assert list(_read(path).values()) == ROWS
 
 
+@pytest.mark.parametrize(
+    ("content", "fetch"),
+    [
+        (f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\nsize 12345\n", "git lfs pull"),
+        (f"/annex/objects/SHA256E-s1048576--{'ab' * 32}.txt\n", "git annex get"),
+        (f"../../.git/annex/objects/0k/Zq/SHA256E-s5--{'ab' * 32}/SHA256E-s5--{'ab' * 32}", "git annex get"),
+    ],
+)
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("name", ["a.txt", "a", "a.jsonl", "a.json", "a.csv", "a.parquet", "a.arrow", "a.txt.gz"])
+def test_a_pointer_in_the_place_of_a_file_is_named_with_what_fetches_it(
+    name: str, raw: bool, content: str, fetch: str, tmp_path: Path
+) -> None:
+    """Beside real text too: nobody means to train on it, or to lose the file in silence."""
+    (tmp_path / name).write_text(content)
+    (tmp_path / "real.txt").write_text("real")
+    with pytest.raises(DataError, match=f"run `{fetch}`") as told:
+        formats.read_all(
+            formats.find([tmp_path], "text", raw), lambda source: [list(one.pieces) for one in source.documents()]
+        )
+    assert str(told.value).startswith(f"{tmp_path / name}: is a pointer of ") and "\n" not in str(told.value)
+
+
+def test_a_text_about_pointers_is_none_and_the_notes_of_dvc_are_left_out(tmp_path: Path) -> None:
+    about = "version https://git-lfs.github.com/spec/v1 is how a pointer begins. " * 20
+    (tmp_path / "a.txt").write_text(about)
+    (tmp_path / "a.txt.dvc").write_text("outs:\n- md5: 0\n")
+    assert _read(tmp_path) == {"a.txt": about}
+
+
 @pytest.mark.parametrize("relative", [True, False])
 def test_a_file_that_is_a_link_into_a_cache_is_read_by_the_name_it_is_given(
     relative: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
