@@ -70,10 +70,10 @@ class Checkpoint:
         return places
 
     def _files(self) -> list[Path]:
-        if (self._folder / _WEIGHTS).is_file():
-            return [self._folder / _WEIGHTS]
-        index = self._folder / _INDEX
+        index, whole = self._folder / _INDEX, self._folder / _WEIGHTS
         if not index.is_file():
+            if whole.is_file():
+                return [whole]
             pickles = [*self._folder.glob("*.bin"), *self._folder.glob("*.pt"), *self._folder.glob("*.pth")]
             hint = "; pickles can run code and are not read: convert them to safetensors" if pickles else ""
             raise ManifestError(f"{self._folder}: holds neither {_WEIGHTS} nor {_INDEX}{hint}")
@@ -84,6 +84,11 @@ class Checkpoint:
         for name in files:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise ManifestError(f"{index}: weight_map: expected names of safetensors files beside it")
+        if whole.is_file() and _WEIGHTS not in files:
+            raise ManifestError(
+                f"{self._folder}: holds {_WEIGHTS}, and {_INDEX}, which names other files: which of them are the "
+                "model's weights is not clear: remove the older one"
+            )
         return [self._folder / name for name in sorted(files)]
 
     def _our_name(self, theirs: str, shapes: Mapping[str, tuple[int, ...]]) -> str | None:

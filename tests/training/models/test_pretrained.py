@@ -265,6 +265,21 @@ def test_a_pipe_in_place_of_weights_is_refused_and_not_waited_for(llama: Path, t
         Checkpoint(_draft(tmp_path, [[0, 3]]))
 
 
+def test_an_old_file_beside_a_newer_index_is_refused_and_not_chosen(llama: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(llama, tmp_path / "hf"))
+    index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    names = list(load_file(whole))
+    shutil.copy(whole, folder / "model-00001-of-00001.safetensors")
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}))
+    with pytest.raises(ManifestError) as told:
+        Checkpoint(_draft(folder, [[0, 3]]))
+    assert f"holds {whole.name}, and {index.name}" in str(told.value) and "remove the older one" in str(told.value)
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, whole.name)}))
+    assert Checkpoint(_draft(folder, [[0, 3]])).weights(0)  # the index names it
+    index.unlink()
+    assert Checkpoint(_draft(folder, [[0, 3]])).weights(0)
+
+
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\nsize 12345\n"
 
 
