@@ -1,7 +1,8 @@
 """An endpoint that speaks as OpenAI's does, for trying a version with the clients that people have.
 
 `/v1/models`, `/v1/completions`, `/v1/chat/completions`, whole or streamed. Models compute one token at a time, of one
-answer after the other: those that come together take turns.
+answer after the other: those that come together take turns. What a chat template takes to make a prompt holds up other
+chats alone.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class _BothRequests(msgspec.Struct, kw_only=True):
 class _CompletionRequest(_BothRequests):
     prompt: _Text | Annotated[tuple[_Text, ...], Meta(min_length=1, max_length=1)]
 
-    def text(self, writer: Writer) -> str:
+    def text(self) -> str:
         return self.prompt if isinstance(self.prompt, str) else self.prompt[0]
 
 
@@ -126,12 +127,14 @@ class _ChatRequest(_BothRequests):
     tools: Annotated[tuple[_Tool, ...], Meta(max_length=_MOST_TOOLS)] | None = None
 
     def text(self, writer: Writer) -> str:
-        """Raises EvaluateError where the model's template refuses the conversation."""
+        """Raises EvaluateError where the model's template refuses the conversation, or has no end."""
         tools = [{"type": one.type, "function": one.function} for one in self.tools or ()]
         return writer.chat([message.for_template() for message in self.messages], tools or None)
 
 
 _AnyRequest = _CompletionRequest | _ChatRequest
+# For what is bounded and changes nothing: a server that is told to stop does not wait for it.
+_in_thread = partial(trio.to_thread.run_sync, abandon_on_cancel=True)
 
 
 class Refused(Exception):
@@ -149,6 +152,7 @@ class Completions:
     def __init__(self, writer: Writer, name: str, token: str | None = None) -> None:
         self._writer, self._name, self._guard, self._since = writer, name, Guard(token), int(time.time())
         self._turn, self._answers = trio.CapacityLimiter(1), trio.CapacityLimiter(WAITING)
+        self._template = trio.CapacityLimiter(1)  # its turn: one conversation at a time
 
     def app(self) -> Starlette:
         hosts = LOOPBACK_HOSTS if self._guard.token is None else ["*"]
@@ -171,7 +175,8 @@ class Completions:
         self._admit(request)
         body = await _body(request, kind)
         self._find_room()
-        prompt, sampling = await trio.to_thread.run_sync(self._prepared, body, limiter=self._turn)
+        text = await self._text(body)
+        prompt, sampling = await _in_thread(self._prepared, body, text, limiter=self._turn)
         self._find_room()
         return _Answer(self._pieces(prompt, sampling), body, self._name, self._answers)
 
@@ -183,7 +188,8 @@ class Completions:
             yield text, end
 
     def _find_room(self) -> None:
-        if not self._answers.available_tokens or self._turn.statistics().tasks_waiting >= WAITING:
+        waiting = sum(one.statistics().tasks_waiting for one in (self._turn, self._template))
+        if not self._answers.available_tokens or waiting >= WAITING:
             raise _no_room()
 
     def _admit(self, request: Request) -> None:
@@ -192,15 +198,25 @@ class Completions:
         if self._guard.token is not None and not self._guard.bears_token(request):
             raise Refused(401, "the token is missing or wrong: Authorization: Bearer TOKEN")
 
-    def _prepared(self, body: _AnyRequest) -> tuple[list[int], Sampling]:
+    async def _text(self, body: _AnyRequest) -> str:
+        """Of the prompt. A template may take long over a conversation: that holds up other conversations alone."""
+        if isinstance(body, _CompletionRequest):
+            return body.text()
+        return await _in_thread(self._rendered, body, limiter=self._template)
+
+    def _rendered(self, body: _ChatRequest) -> str:
         from dlx.training.models.evaluate import EvaluateError
+
+        try:
+            return body.text(self._writer)
+        except EvaluateError as error:
+            raise Refused(400, str(error)) from None
+
+    def _prepared(self, body: _AnyRequest, text: str) -> tuple[list[int], Sampling]:
         from dlx.training.models.generate import Sampling
 
         writer = self._writer
-        try:
-            prompt = writer.tokens(body.text(writer))
-        except EvaluateError as error:
-            raise Refused(400, str(error)) from None
+        prompt = writer.tokens(text)
         room = writer.context - max(1, len(prompt))
         wanted = body.max_completion_tokens or body.max_tokens or min(room, 256)
         if not 0 < wanted <= room:

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dlx.training.models.evaluate import EvaluateError, refuse_unloadable
+from dlx.training.models.rendering import Question, Renderer, TemplateError
 from dlx.training.recipe.huggingface import first_line
 
 _UNDECIDED = "\ufffd"  # the end of a text whose last character is not whole yet
@@ -25,8 +26,8 @@ class Sampling(NamedTuple):
 
 
 class Writer:
-    """A loaded model. One thread at a time. `temperature` and `top_p` are those that its folder asks for, else 1.
-    Raises EvaluateError for a folder that holds none."""
+    """A loaded model. One thread at a time, and beside it one for `chat`. `temperature` and `top_p` are those that its
+    folder asks for, else 1. Raises EvaluateError for a folder that holds none."""
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -39,7 +40,7 @@ class Writer:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise EvaluateError(f"{folder}: {str(error).splitlines()[0]}") from None
-        self._model, self._device = model.to(device).eval(), device
+        self._model, self._device, self._renderer = model.to(device).eval(), device, Renderer()
         ends = self._model.generation_config.eos_token_id
         self._ends = frozenset(ends if isinstance(ends, list) else [ends])
         self.temperature, self.top_p = _asked_for(self._model.generation_config)
@@ -51,14 +52,16 @@ class Writer:
 
     def chat(self, messages: Sequence[dict[str, Any]], tools: Any = None) -> str:
         """The prompt that a conversation comes to: by the model's own template, a stranger's program that runs in the
-        sandbox of transformers, else as roles and lines, which have no tools. Raises EvaluateError where the template
-        takes no such one."""
+        sandbox of transformers and within bounds, else as roles and lines, which have no tools. Raises EvaluateError
+        where the template takes no such one, or goes beyond its bounds."""
         if self._tokenizer.chat_template:
             try:
-                options = {"tools": tools, "tokenize": False, "add_generation_prompt": True}
-                return str(self._tokenizer.apply_chat_template(messages, **options))
-            except Exception as error:  # whatever the template brings about
-                raise EvaluateError(f"the model's chat template refuses this ({first_line(error)})") from None
+                template = self._tokenizer.get_chat_template(None, tools)
+                return self._renderer.text(Question(template, self._tokenizer.special_tokens_map, messages, tools))
+            except TemplateError as error:
+                raise EvaluateError(f"the model's chat template {error}") from None
+            except ValueError as error:  # there are several, and none for this
+                raise EvaluateError(f"the model has no chat template for this ({first_line(error)})") from None
         if tools or any("tool_calls" in one for one in messages):
             raise EvaluateError("the model has no chat template, which tools need")
         said = "".join(f"{one['role']}: {one['content']}\n" for one in messages)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import torch
 import trio
@@ -14,10 +20,12 @@ import trio.testing
 
 from dlx.node.web import completions as module
 from dlx.node.web.completions import Completions
+from dlx.training.models import rendering
 from dlx.training.models.evaluate import EvaluateError
 from dlx.training.models.generate import Sampling, Writer, _overlap
+from tests.node.command import dlx
 from tests.node.tiny_model import write_model
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 
 CONTEXT = 64
 
@@ -133,6 +141,85 @@ def test_a_conversation_is_asked_as_the_models_own_template_has_it(folder: Path)
     app = Completions(own, "mine").app()
     answer = asked(app, "POST", "/v1/chat/completions", {"messages": [hello | {"role": "assistant"}]})
     assert answer.status_code == 400 and "begin with the user" in answer.json()["error"]["message"]
+
+
+ENDLESS = (
+    "{% set r = range(100000) %}{% for a in r %}{% for b in r %}{% for c in r %}{% endfor %}{% endfor %}{% endfor %}"
+)
+GROWING = "{% set it = namespace(text='a') %}{% for _ in range(50) %}{% set it.text = it.text + it.text %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (ENDLESS, "takes more than 1 s"),
+        (GROWING, "takes more than 512 MiB"),
+        ("{{ 'a' * 3000000 }}", "writes more than 2,097,152 characters"),
+        ("{{ '\\ud800' }}", "refuses this ('utf-8'"),
+    ],
+)
+def test_a_template_without_bounds_is_refused_and_the_next_conversation_is_not(
+    template: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "SECONDS", 1.0)
+    write_model(tmp_path, CONTEXT)
+    (tmp_path / "chat_template.jinja").write_text(f"{{% if messages[0].content == 'hi' %}}{template}{{% endif %}}")
+    app = Completions(Writer(tmp_path), "mine").app()
+    answer = asked(app, "POST", "/v1/chat/completions", {"messages": [USER]})
+    said = answer.json()["error"]["message"]
+    assert answer.status_code == 400 and f"the model's chat template {why}" in said and "\n" not in said
+    fine = {"messages": [USER | {"content": "hello"}], "max_tokens": 1}
+    assert asked(app, "POST", "/v1/chat/completions", fine).status_code == 200
+
+
+def test_others_are_answered_while_a_template_takes_its_time(tmp_path: Path) -> None:
+    write_model(tmp_path, CONTEXT)
+    (tmp_path / "chat_template.jinja").write_text(ENDLESS)
+    app, ended = Completions(Writer(tmp_path), "mine").app(), list[tuple[str, int]]()
+
+    async def go() -> None:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+
+            async def ask(path: str, body: Any) -> None:
+                ended.append((path, (await client.post(path, json=body, timeout=PATIENCE)).status_code))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, "/v1/chat/completions", {"messages": [USER]})
+                await trio.testing.wait_all_tasks_blocked()
+                await ask("/v1/completions", {"prompt": "hello", "max_tokens": 2})
+
+    trio.run(go)
+    assert ended == [("/v1/completions", 200), ("/v1/chat/completions", 400)]
+
+
+def test_a_server_ends_when_it_is_told_to_whatever_a_template_does(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", CONTEXT)
+    (model / "chat_template.jinja").write_text(ENDLESS)
+    dlx("init", "--datadir", tmp_path / "node", "--insecure-devnet")
+    words = ["serve", model, "--bind", "127.0.0.1:0", "--device", "cpu", "--datadir", tmp_path / "node"]
+    command = [sys.executable, "-m", "dlx.node.cli.app", *map(str, words)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        watch = threading.Timer(PATIENCE, server.kill)
+        watch.start()
+        try:
+            assert server.stderr is not None
+            url = next(line.split()[-1] for line in server.stderr if "answers at" in line)
+            body = {"messages": [USER], "model": "m"}
+            asking = threading.Thread(target=_unanswered, args=(f"{url}/chat/completions", body))
+            asking.start()
+            until("there is the template's process", psutil.Process(server.pid).children)
+            server.send_signal(signal.SIGTERM)
+            assert server.wait() == 0
+            asking.join()
+        finally:
+            watch.cancel()
+            server.kill()
+
+
+def _unanswered(url: str, body: Any) -> None:
+    with suppress(httpx.HTTPError):
+        httpx.post(url, json=body, timeout=PATIENCE)
 
 
 USER = {"role": "user", "content": "hi"}
