@@ -28,29 +28,45 @@ from dlx.node.web.guard import LOOPBACK_HOSTS, Guard, is_foreign
 from dlx.node.web.serving import LimitedStream
 
 if TYPE_CHECKING:
-    from dlx.training.models.generate import Sampling, Writer
+    from dlx.training.models.generate import Piece, Sampling, Writer
 
 MAX_BYTES = 1 << 20  # of a request
 WAITING = 16  # answers at a time, written in turns
 _MOST_TOOLS = 128  # of a request, and calls of a message
-Piece = tuple[str, str | None]  # of an answer; with the last one, why it ends there
 _Text = Annotated[str, Meta(max_length=MAX_BYTES)]
 _Count = Annotated[int, Meta(ge=1, le=1 << 20)]
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 _Stops = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=4)]
 
 
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
 class _BothRequests(msgspec.Struct, kw_only=True):
-    """What both kinds of request have; whatever else clients send is ignored."""
+    """What both kinds of request have; whatever else clients send is ignored. null is as if it was not there."""
 
     max_tokens: _Count | None = None
     max_completion_tokens: _Count | None = None  # what newer clients call it
     temperature: Annotated[float, Meta(ge=0, le=10)] | None = None  # as the model's folder asks for
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    n: Annotated[int, Meta(ge=1, le=1)] = 1
+    n: int | None = None
     seed: Annotated[int, Meta(ge=0, lt=1 << 53)] | None = None
     stop: str | _Stops | None = None
-    stream: bool = False
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    echo: bool | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what would be another answer than the one that is written."""
+        if self.n not in (None, 1):
+            raise ValueError("`n`: one answer is written to a request; ask again for another")
+        if self.echo:
+            raise ValueError("`echo`: the prompt is not written again before the answer; leave it out")
+        if self.top_logprobs or not (self.logprobs is None or self.logprobs is False):  # 0 asks for some
+            raise ValueError("`logprobs`: how likely tokens are is not told; leave it out")
 
 
 class _CompletionRequest(_BothRequests):
@@ -85,7 +101,7 @@ class _Function(msgspec.Struct):
 class _Call(msgspec.Struct):
     id: _Name
     function: _Function
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
 
 
 class _Tool(msgspec.Struct):
@@ -115,7 +131,11 @@ class _Message(msgspec.Struct):
         parts = self.content or ""
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         calls = [
-            {"id": one.id, "type": one.type, "function": {"name": one.function.name, "arguments": one.function.given()}}
+            {
+                "id": one.id,
+                "type": "function",
+                "function": {"name": one.function.name, "arguments": one.function.given()},
+            }
             for one in self.tool_calls or ()
         ]
         beside = {"name": self.name, "tool_calls": calls, "tool_call_id": self.tool_call_id}
@@ -178,14 +198,15 @@ class Completions:
         text = await self._text(body)
         prompt, sampling = await _in_thread(self._prepared, body, text, limiter=self._turn)
         self._find_room()
-        return _Answer(self._pieces(prompt, sampling), body, self._name, self._answers)
+        return _Answer(self._pieces(prompt, sampling), len(prompt), body, self._name, self._answers)
 
     async def _pieces(self, prompt: list[int], sampling: Sampling) -> AsyncIterator[Piece]:
         """Each in a thread, in turn with the other answers."""
         pieces, end = self._writer.write(prompt, sampling), None
         while end is None:
-            text, end = await trio.to_thread.run_sync(next, pieces, limiter=self._turn)
-            yield text, end
+            piece = await trio.to_thread.run_sync(next, pieces, limiter=self._turn)
+            end = piece.end
+            yield piece
 
     def _find_room(self) -> None:
         waiting = sum(one.statistics().tasks_waiting for one in (self._turn, self._template))
@@ -230,9 +251,15 @@ class _Answer(LimitedStream):
     """Sent in pieces while it is written, or whole. Whoever hangs up ends it."""
 
     def __init__(
-        self, pieces: AsyncIterator[Piece], body: _AnyRequest, model: str, answers: trio.CapacityLimiter
+        self,
+        pieces: AsyncIterator[Piece],
+        asked: int,  # tokens of the prompt
+        body: _AnyRequest,
+        model: str,
+        answers: trio.CapacityLimiter,
     ) -> None:
-        self._pieces, self._is_chat, self._model = pieces, isinstance(body, _ChatRequest), model
+        self._pieces, self._asked, self._is_chat, self._model = pieces, asked, isinstance(body, _ChatRequest), model
+        self._streams_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._id, self._made = f"dlx-{uuid.uuid4().hex}", int(time.time())
         self._in_pieces = body.stream
         kind = "text/event-stream" if body.stream else "application/json"
@@ -249,28 +276,42 @@ class _Answer(LimitedStream):
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
-        async for text, end in self._pieces:
-            choice = {"delta": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
-            yield b"data: " + self._encoded("chat.completion.chunk", choice, end) + b"\n\n"
+        tokens, usage = 0, {"usage": None} if self._streams_usage else {}
+        async for piece in self._pieces:
+            tokens = piece.tokens
+            choice = {"delta": {"role": "assistant", "content": piece.text}} if self._is_chat else {"text": piece.text}
+            yield _event(self._said("chat.completion.chunk", [_choice(choice, piece.end)]) | usage)
+        if self._streams_usage:
+            yield _event(self._said("chat.completion.chunk", []) | self._usage(tokens))
         yield b"data: [DONE]\n\n"
 
     async def _whole(self) -> bytes:
-        text, why = "", None
-        async for piece, end in self._pieces:
-            text, why = text + piece, end
+        text, why, tokens = "", None, 0
+        async for piece in self._pieces:
+            text, why, tokens = text + piece.text, piece.end, piece.tokens
         choice = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
-        return self._encoded("chat.completion", choice, why)
+        return msgspec.json.encode(self._said("chat.completion", [_choice(choice, why)]) | self._usage(tokens))
 
-    def _encoded(self, chat: str, choice: dict[str, Any], end: str | None) -> bytes:
-        return msgspec.json.encode(
-            {
-                "id": self._id,
-                "object": chat if self._is_chat else "text_completion",
-                "created": self._made,
-                "model": self._model,
-                "choices": [{"index": 0, **choice, "finish_reason": end}],
-            }
-        )
+    def _said(self, chat: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": chat if self._is_chat else "text_completion",
+            "created": self._made,
+            "model": self._model,
+            "choices": choices,
+        }
+
+    def _usage(self, written: int) -> dict[str, Any]:
+        tokens = {"prompt_tokens": self._asked, "completion_tokens": written, "total_tokens": self._asked + written}
+        return {"usage": tokens}
+
+
+def _choice(said: dict[str, Any], end: str | None) -> dict[str, Any]:
+    return {"index": 0, **said, "finish_reason": end}
+
+
+def _event(said: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(said) + b"\n\n"
 
 
 async def _body(request: Request, kind: type[_AnyRequest]) -> _AnyRequest:

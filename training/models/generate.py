@@ -25,6 +25,14 @@ class Sampling(NamedTuple):
     stop: tuple[str, ...] = ()  # texts that end it, and are not part of it
 
 
+class Piece(NamedTuple):
+    """Of an answer."""
+
+    text: str
+    end: str | None  # with the last one, why it ends there: "stop" or "length"
+    tokens: int  # that the model wrote so far
+
+
 class Writer:
     """A loaded model. One thread at a time, and beside it one for `chat`. `temperature` and `top_p` are those that its
     folder asks for, else 1. Raises EvaluateError for a folder that holds none."""
@@ -67,30 +75,29 @@ class Writer:
         said = "".join(f"{one['role']}: {one['content']}\n" for one in messages)
         return f"{said}assistant:"
 
-    def write(self, prompt: Sequence[int], how: Sampling) -> Iterator[tuple[str, str | None]]:
-        """Pieces of the answer, a token or more each, with None; the last with "stop" or "length": why it ends there.
-        `prompt` and `max_tokens` have to fit into `context` together."""
+    def write(self, prompt: Sequence[int], how: Sampling) -> Iterator[Piece]:
+        """The answer, in pieces of a token or more. `prompt` and `max_tokens` have to fit into `context` together."""
         chance = torch.Generator().manual_seed(how.seed) if how.seed is not None else None
         given, kept, ids, sent = torch.tensor([[*prompt] or [0]]), None, list[int](), ""
-        for _ in range(how.max_tokens):
+        for count in range(1, how.max_tokens + 1):
             with torch.inference_mode():
                 found = self._model(given.to(self._device), past_key_values=kept, use_cache=True)
                 chosen = _choose(found.logits[0, -1].float().cpu(), how, chance)
             kept, given = found.past_key_values, torch.tensor([[chosen]])
             if chosen in self._ends:
-                yield self._rest(ids, sent), "stop"
+                yield Piece(self._rest(ids, sent), "stop", count)
                 return
             ids.append(chosen)
             text = self._tokenizer.decode(ids, skip_special_tokens=True)
             ends = [at for one in how.stop if (at := text.find(one)) >= 0]
             if ends:
-                yield text[: min(ends)][len(sent) :], "stop"
+                yield Piece(text[: min(ends)][len(sent) :], "stop", count)
                 return
             held = max((_overlap(text, one) for one in how.stop), default=0)  # it may be the beginning of a stop
             if not text.endswith(_UNDECIDED) and len(text) - held > len(sent):
-                yield text[len(sent) : len(text) - held], None
+                yield Piece(text[len(sent) : len(text) - held], None, count)
                 sent = text[: len(text) - held]
-        yield self._rest(ids, sent), "length"
+        yield Piece(self._rest(ids, sent), "length", how.max_tokens)
 
     def _rest(self, ids: Sequence[int], sent: str) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))[len(sent) :]
