@@ -168,8 +168,8 @@ def find(paths: Sequence[Path], field: str, raw: bool = False, of_bytes: bool = 
             found.update(_walk(path, left_out, raw))
         else:
             files.setdefault(path.resolve(), str(path))
-    named = set(files.values())
-    folders = [path if path.is_dir() else path.parent for path in places]
+    named = {str(real) if str(real) in found else name for real, name in files.items()}
+    folders = [*filter(Path.is_dir, places), *(Path(name).parent for name in named)]
     base, how = os.path.commonpath(folders) if folders else "", How(None if chat else field, raw, of_bytes)
     below = len(base.rstrip(os.sep)) + 1
     every = sorted((path[below:].replace(os.sep, "/") or ".", path in named) for path in found | named)

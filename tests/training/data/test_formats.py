@@ -211,6 +211,11 @@ def test_a_file_of_two_names_is_taken_once_by_the_first_in_order(tmp_path: Path)
     (tmp_path / "a.txt").symlink_to("b.txt")
     both = [tmp_path / "b.txt", tmp_path / "a.txt"]
     assert _read(*both) == _read(*reversed(both)) == {"a.txt": "one"}
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "b.txt").rename(tmp_path / "folder" / "b.txt")
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "a.txt").symlink_to("folder/b.txt")
+    assert _read(tmp_path / "a.txt", tmp_path / "folder") == {"b.txt": "one"}, "and by the folder's, where that has it"
 
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string()), pa.string_view()])
