@@ -142,8 +142,8 @@ def ask(writer: Writer, prompts: Sequence[Prompt], most: int, named: str, show: 
     for done, (prompt, tokens, how) in enumerate(asked):
         show(f"{bar(done, len(asked))} prompt {done} of {len(asked)}")
         pieces = list(writer.write(tokens, how))
-        text = "".join(piece for piece, _ in pieces)
-        answers.append(Answer(text, "stop" if pieces[-1][1] == "stop" else "length", is_right(prompt, text)))
+        text = "".join(piece.text for piece in pieces)
+        answers.append(Answer(text, "stop" if pieces[-1].end == "stop" else "length", is_right(prompt, text)))
     return answers
 
 

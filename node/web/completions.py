@@ -1,7 +1,8 @@
 """An endpoint that speaks as OpenAI's does, for trying a version with the clients that people have.
 
 `/v1/models`, `/v1/completions`, `/v1/chat/completions`, whole or streamed. Models compute one token at a time, of one
-answer after the other: those that come together take turns.
+answer after the other: those that come together take turns. What a chat template takes to make a prompt holds up other
+chats alone.
 """
 
 from __future__ import annotations
@@ -27,35 +28,51 @@ from dlx.node.web.guard import LOOPBACK_HOSTS, Guard, is_foreign
 from dlx.node.web.serving import LimitedStream
 
 if TYPE_CHECKING:
-    from dlx.training.models.generate import Sampling, Writer
+    from dlx.training.models.generate import Piece, Sampling, Writer
 
 MAX_BYTES = 1 << 20  # of a request
 WAITING = 16  # answers at a time, written in turns
 _MOST_TOOLS = 128  # of a request, and calls of a message
-Piece = tuple[str, str | None]  # of an answer; with the last one, why it ends there
 _Text = Annotated[str, Meta(max_length=MAX_BYTES)]
 _Count = Annotated[int, Meta(ge=1, le=1 << 20)]
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 _Stops = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=4)]
 
 
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
 class _BothRequests(msgspec.Struct, kw_only=True):
-    """What both kinds of request have; whatever else clients send is ignored."""
+    """What both kinds of request have; whatever else clients send is ignored. null is as if it was not there."""
 
     max_tokens: _Count | None = None
     max_completion_tokens: _Count | None = None  # what newer clients call it
     temperature: Annotated[float, Meta(ge=0, le=10)] | None = None  # as the model's folder asks for
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    n: Annotated[int, Meta(ge=1, le=1)] = 1
+    n: int | None = None
     seed: Annotated[int, Meta(ge=0, lt=1 << 53)] | None = None
     stop: str | _Stops | None = None
-    stream: bool = False
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    echo: bool | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what would be another answer than the one that is written."""
+        if self.n not in (None, 1):
+            raise ValueError("`n`: one answer is written to a request; ask again for another")
+        if self.echo:
+            raise ValueError("`echo`: the prompt is not written again before the answer; leave it out")
+        if self.top_logprobs or not (self.logprobs is None or self.logprobs is False):  # 0 asks for some
+            raise ValueError("`logprobs`: how likely tokens are is not told; leave it out")
 
 
 class _CompletionRequest(_BothRequests):
     prompt: _Text | Annotated[tuple[_Text, ...], Meta(min_length=1, max_length=1)]
 
-    def text(self, writer: Writer) -> str:
+    def text(self) -> str:
         return self.prompt if isinstance(self.prompt, str) else self.prompt[0]
 
 
@@ -84,7 +101,7 @@ class _Function(msgspec.Struct):
 class _Call(msgspec.Struct):
     id: _Name
     function: _Function
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
 
 
 class _Tool(msgspec.Struct):
@@ -114,7 +131,11 @@ class _Message(msgspec.Struct):
         parts = self.content or ""
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         calls = [
-            {"id": one.id, "type": one.type, "function": {"name": one.function.name, "arguments": one.function.given()}}
+            {
+                "id": one.id,
+                "type": "function",
+                "function": {"name": one.function.name, "arguments": one.function.given()},
+            }
             for one in self.tool_calls or ()
         ]
         beside = {"name": self.name, "tool_calls": calls, "tool_call_id": self.tool_call_id}
@@ -126,12 +147,14 @@ class _ChatRequest(_BothRequests):
     tools: Annotated[tuple[_Tool, ...], Meta(max_length=_MOST_TOOLS)] | None = None
 
     def text(self, writer: Writer) -> str:
-        """Raises EvaluateError where the model's template refuses the conversation."""
+        """Raises EvaluateError where the model's template refuses the conversation, or has no end."""
         tools = [{"type": one.type, "function": one.function} for one in self.tools or ()]
         return writer.chat([message.for_template() for message in self.messages], tools or None)
 
 
 _AnyRequest = _CompletionRequest | _ChatRequest
+# For what is bounded and changes nothing: a server that is told to stop does not wait for it.
+_in_thread = partial(trio.to_thread.run_sync, abandon_on_cancel=True)
 
 
 class Refused(Exception):
@@ -149,6 +172,7 @@ class Completions:
     def __init__(self, writer: Writer, name: str, token: str | None = None) -> None:
         self._writer, self._name, self._guard, self._since = writer, name, Guard(token), int(time.time())
         self._turn, self._answers = trio.CapacityLimiter(1), trio.CapacityLimiter(WAITING)
+        self._template = trio.CapacityLimiter(1)  # its turn: one conversation at a time
 
     def app(self) -> Starlette:
         hosts = LOOPBACK_HOSTS if self._guard.token is None else ["*"]
@@ -171,19 +195,22 @@ class Completions:
         self._admit(request)
         body = await _body(request, kind)
         self._find_room()
-        prompt, sampling = await trio.to_thread.run_sync(self._prepared, body, limiter=self._turn)
+        text = await self._text(body)
+        prompt, sampling = await _in_thread(self._prepared, body, text, limiter=self._turn)
         self._find_room()
-        return _Answer(self._pieces(prompt, sampling), body, self._name, self._answers)
+        return _Answer(self._pieces(prompt, sampling), len(prompt), body, self._name, self._answers)
 
     async def _pieces(self, prompt: list[int], sampling: Sampling) -> AsyncIterator[Piece]:
         """Each in a thread, in turn with the other answers."""
         pieces, end = self._writer.write(prompt, sampling), None
         while end is None:
-            text, end = await trio.to_thread.run_sync(next, pieces, limiter=self._turn)
-            yield text, end
+            piece = await trio.to_thread.run_sync(next, pieces, limiter=self._turn)
+            end = piece.end
+            yield piece
 
     def _find_room(self) -> None:
-        if not self._answers.available_tokens or self._turn.statistics().tasks_waiting >= WAITING:
+        waiting = sum(one.statistics().tasks_waiting for one in (self._turn, self._template))
+        if not self._answers.available_tokens or waiting >= WAITING:
             raise _no_room()
 
     def _admit(self, request: Request) -> None:
@@ -192,15 +219,25 @@ class Completions:
         if self._guard.token is not None and not self._guard.bears_token(request):
             raise Refused(401, "the token is missing or wrong: Authorization: Bearer TOKEN")
 
-    def _prepared(self, body: _AnyRequest) -> tuple[list[int], Sampling]:
+    async def _text(self, body: _AnyRequest) -> str:
+        """Of the prompt. A template may take long over a conversation: that holds up other conversations alone."""
+        if isinstance(body, _CompletionRequest):
+            return body.text()
+        return await _in_thread(self._rendered, body, limiter=self._template)
+
+    def _rendered(self, body: _ChatRequest) -> str:
         from dlx.training.models.evaluate import EvaluateError
+
+        try:
+            return body.text(self._writer)
+        except EvaluateError as error:
+            raise Refused(400, str(error)) from None
+
+    def _prepared(self, body: _AnyRequest, text: str) -> tuple[list[int], Sampling]:
         from dlx.training.models.generate import Sampling
 
         writer = self._writer
-        try:
-            prompt = writer.tokens(body.text(writer))
-        except EvaluateError as error:
-            raise Refused(400, str(error)) from None
+        prompt = writer.tokens(text)
         room = writer.context - max(1, len(prompt))
         wanted = body.max_completion_tokens or body.max_tokens or min(room, 256)
         if not 0 < wanted <= room:
@@ -214,9 +251,15 @@ class _Answer(LimitedStream):
     """Sent in pieces while it is written, or whole. Whoever hangs up ends it."""
 
     def __init__(
-        self, pieces: AsyncIterator[Piece], body: _AnyRequest, model: str, answers: trio.CapacityLimiter
+        self,
+        pieces: AsyncIterator[Piece],
+        asked: int,  # tokens of the prompt
+        body: _AnyRequest,
+        model: str,
+        answers: trio.CapacityLimiter,
     ) -> None:
-        self._pieces, self._is_chat, self._model = pieces, isinstance(body, _ChatRequest), model
+        self._pieces, self._asked, self._is_chat, self._model = pieces, asked, isinstance(body, _ChatRequest), model
+        self._streams_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._id, self._made = f"dlx-{uuid.uuid4().hex}", int(time.time())
         self._in_pieces = body.stream
         kind = "text/event-stream" if body.stream else "application/json"
@@ -233,28 +276,42 @@ class _Answer(LimitedStream):
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
-        async for text, end in self._pieces:
-            choice = {"delta": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
-            yield b"data: " + self._encoded("chat.completion.chunk", choice, end) + b"\n\n"
+        tokens, usage = 0, {"usage": None} if self._streams_usage else {}
+        async for piece in self._pieces:
+            tokens = piece.tokens
+            choice = {"delta": {"role": "assistant", "content": piece.text}} if self._is_chat else {"text": piece.text}
+            yield _event(self._said("chat.completion.chunk", [_choice(choice, piece.end)]) | usage)
+        if self._streams_usage:
+            yield _event(self._said("chat.completion.chunk", []) | self._usage(tokens))
         yield b"data: [DONE]\n\n"
 
     async def _whole(self) -> bytes:
-        text, why = "", None
-        async for piece, end in self._pieces:
-            text, why = text + piece, end
+        text, why, tokens = "", None, 0
+        async for piece in self._pieces:
+            text, why, tokens = text + piece.text, piece.end, piece.tokens
         choice = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
-        return self._encoded("chat.completion", choice, why)
+        return msgspec.json.encode(self._said("chat.completion", [_choice(choice, why)]) | self._usage(tokens))
 
-    def _encoded(self, chat: str, choice: dict[str, Any], end: str | None) -> bytes:
-        return msgspec.json.encode(
-            {
-                "id": self._id,
-                "object": chat if self._is_chat else "text_completion",
-                "created": self._made,
-                "model": self._model,
-                "choices": [{"index": 0, **choice, "finish_reason": end}],
-            }
-        )
+    def _said(self, chat: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": chat if self._is_chat else "text_completion",
+            "created": self._made,
+            "model": self._model,
+            "choices": choices,
+        }
+
+    def _usage(self, written: int) -> dict[str, Any]:
+        tokens = {"prompt_tokens": self._asked, "completion_tokens": written, "total_tokens": self._asked + written}
+        return {"usage": tokens}
+
+
+def _choice(said: dict[str, Any], end: str | None) -> dict[str, Any]:
+    return {"index": 0, **said, "finish_reason": end}
+
+
+def _event(said: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(said) + b"\n\n"
 
 
 async def _body(request: Request, kind: type[_AnyRequest]) -> _AnyRequest:

@@ -17,6 +17,7 @@ import msgspec
 from dlx.training.data.conversations import BESIDE, KEYS, PAIRS, ConversationError, conversation
 from dlx.training.data.reading import RECODE, Document, bare, open_text, unread
 from dlx.training.data.shards import DataError, PreparationError
+from dlx.training.recipe.pointers import pointer
 
 MAX_LINE = 64 * 1024 * 1024  # bytes of one line, and characters of one value of JSON
 ARROW = (".arrow", ".feather")
@@ -389,7 +390,8 @@ def _arrow_errors(path: Path, rows: Iterator[dict[str, Any]]) -> Iterator[dict[s
     except UnicodeError:
         raise DataError(f"{path}: holds text that is not UTF-8") from None
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: cannot be read ({' '.join(str(error).split())[:200]})") from None
+        why = pointer(path) or f"cannot be read ({' '.join(str(error).split())[:200]})"
+        raise DataError(f"{path}: {why}") from None
 
 
 def _json(path: Path, key: str) -> list[Any]:

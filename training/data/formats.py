@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from dlx.training.data import entries
+from dlx.training.data import entries, looks
 from dlx.training.data.entries import ARROW, is_dataset, train_split
 from dlx.training.data.reading import RECODE, Document, bare, open_text, unread
 from dlx.training.data.shards import PREPARED, DataError, PreparationError, TextError, read_prepared
@@ -27,6 +27,7 @@ _NOT_TEXT = {  # what may pass for text by its bytes, or is better said by its n
     **dict.fromkeys((".doc", ".docx", ".odt", ".rtf", ".ppt", ".pptx", ".odp", ".epub"), "an office document"),
     **dict.fromkeys((".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".ico"), "an image"),
     **dict.fromkeys((".npy", ".npz", ".safetensors", ".pt", ".pkl", ".h5"), "an array"),
+    ".dvc": "a DVC file",
     ".geojson": "a map",
     ".ipynb": "a notebook",
     ".pdf": "a PDF document",
@@ -53,7 +54,7 @@ _MEND = (
 _NAMED = 3  # of many files that are left out
 _KINDS = 8  # of files that are taken, named in a line
 
-LINKED, BINARY, NOTES = "linked folders", "binary files", "notes on the data"
+LINKED, BINARY, NOTES, SECRETS = "linked folders", "binary files", "notes on the data", "secrets"
 
 
 class NotText(DataError):
@@ -62,6 +63,16 @@ class NotText(DataError):
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"{path}: {what}: {_MEND}")
         self.fact = f"{path}: {what}"
+
+
+class Secret(DataError):
+    """A file that should be known to nobody."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(
+            f"{path}: seems to be {what}, whose secrets the data would give away: keep it out of the sources (named by "
+            "itself, and with `raw = true`, it is taken)"
+        )
 
 
 class How(NamedTuple):
@@ -86,7 +97,7 @@ class Source(NamedTuple):
 
     def documents(self) -> Iterator[Document]:
         """Starts over each time, always in the same order. Reading raises DataError."""
-        return _documents(self.name, self.path, self.how)
+        return _documents(self.name, self.path, self.how, may_be_secret=self.named and self.how.raw)
 
     def where(self, document: Document) -> str:
         """One of its documents, as errors name it."""
@@ -126,13 +137,13 @@ class Found(NamedTuple):
 
 def no_text(found: Found) -> str:
     """What is said where nothing is left to read."""
-    return f"there is no text in it ({found}){f': {_MEND}' if found.left_out else ''}"
+    return f"there is no text in it ({found}){f': {_MEND}' if found.left_out.keys() - {SECRETS} else ''}"
 
 
 def _examples(kind: str, paths: Sequence[Path]) -> str:
     if kind == LINKED:
         return f" (taken where it is named as a source: {paths[0]})"
-    if kind not in (BINARY, NOTES):
+    if kind not in (BINARY, NOTES, SECRETS):
         return ""
     more = ", ..." if len(paths) > _NAMED else ""
     return f" ({', '.join(path.name for path in paths[:_NAMED])}{more})"
@@ -140,25 +151,25 @@ def _examples(kind: str, paths: Sequence[Path]) -> str:
 
 def find(paths: Sequence[Path], field: str, raw: bool = False, of_bytes: bool = False, chat: bool = False) -> Found:
     """The sources in files and folders, ordered by their names. Folders are searched; hidden files, links to folders,
-    what is no text by its name, and a data set's README and licence are left out.
+    what is no text or a secret by its name, and a data set's README and licence are left out.
 
     Entries have their text in `field`. Of a `DatasetDict` folder the split `train` is taken: name the folder of another
     one to use that. With `raw` a file that is no text is a document of its bytes; `of_bytes`: they are the tokens, and
-    byte 0 ends a document. With `chat` every document is a conversation (see conversations.conversation), so only
-    files that have entries are taken. Raises DataError, and so does reading a document that is not what it has to be.
+    byte 0 ends a document. A secret is taken only with `raw`, and where it is named by itself. With `chat` every
+    document is a conversation (see conversations.conversation), so only files that have entries are taken. Raises
+    DataError, and so does reading a document that is not what it has to be.
     """
     found: set[str] = set()
-    named: set[str] = set()
+    files: dict[Path, str] = {}  # those that are named, by where their bytes lie: the first of several names
     left_out: dict[str, set[Path]] = {}
-    for given in paths:
-        path = given.resolve()
+    places = sorted(map(_place, paths))
+    for path in places:
         if path.is_dir():
             found.update(_walk(path, left_out, raw))
-        elif path.is_file():
-            named.add(str(path))
         else:
-            raise PreparationError(f"{given}: no such file or folder")
-    folders = [path if path.is_dir() else path.parent for path in (path.resolve() for path in paths)]
+            files.setdefault(path.resolve(), str(path))
+    named = {str(real) if str(real) in found else name for real, name in files.items()}
+    folders = [*filter(Path.is_dir, places), *(Path(name).parent for name in named)]
     base, how = os.path.commonpath(folders) if folders else "", How(None if chat else field, raw, of_bytes)
     below = len(base.rstrip(os.sep)) + 1
     every = sorted((path[below:].replace(os.sep, "/") or ".", path in named) for path in found | named)
@@ -167,10 +178,21 @@ def find(paths: Sequence[Path], field: str, raw: bool = False, of_bytes: bool = 
     return Found(sources, {kind: paths for kind, paths in left.items() if paths})
 
 
+def _place(given: Path) -> Path:
+    """Where a source is. A file keeps its own name, which says what it is, also where it is a link to another. Raises
+    PreparationError."""
+    if given.is_dir():
+        return given.resolve()
+    if given.is_file():
+        return given.parent.resolve() / given.name
+    raise PreparationError(f"{given}: no such file or folder")
+
+
 def read_all(found: Found, read: Callable[[Source], None]) -> Found:
-    """Have each source read, and leave out what turns out to be no text and was found in a folder. Raises DataError for
-    all that cannot be taken: how many files, and what the first one lacks."""
-    taken, binary, refused = list[Source](), list[Path](), list[DataError]()
+    """Have each source read, and leave out what turns out to be no text, or a secret, and was found in a folder. Raises
+    DataError for all that cannot be taken: how many files, and what the first one lacks."""
+    taken, refused = list[Source](), list[DataError]()
+    left = {BINARY: list[Path](), SECRETS: list(found.left_out.get(SECRETS, ()))}
     for source in found.sources:
         try:
             read(source)
@@ -178,8 +200,8 @@ def read_all(found: Found, read: Callable[[Source], None]) -> Found:
         except PreparationError:
             raise
         except DataError as error:
-            if isinstance(error, NotText) and not source.named:
-                binary.append(source.path)
+            if isinstance(error, NotText | Secret) and not source.named:
+                left[BINARY if isinstance(error, NotText) else SECRETS].append(source.path)
                 continue
             refused.append(error)
     if len(refused) == 1:
@@ -188,7 +210,7 @@ def read_all(found: Found, read: Callable[[Source], None]) -> Found:
         first, more = refused[0], f"and {len(refused) - 1:,} more"
         said, mend = (first.fact, f": {_MEND}") if isinstance(first, NotText) else (str(first), "")
         raise DataError(f"{len(refused):,} of {len(found.sources):,} files cannot be taken ({said}; {more}){mend}")
-    return Found(taken, found.left_out | {BINARY: binary}) if binary else found
+    return Found(taken, found.left_out | {kind: sorted(paths) for kind, paths in left.items() if paths})
 
 
 def _kind(source: Source) -> str:
@@ -230,6 +252,8 @@ def _walk(folder: Path, left_out: dict[str, set[Path]], raw: bool) -> Iterator[s
                     leave("hidden files", here / name)
                 elif (here / name).exists() and not (here / name).is_file():  # a socket, a pipe
                     leave("special files", here / name)
+                elif looks.secret(Path(name)):
+                    leave(SECRETS, here / name)
                 elif kind and not raw:
                     leave(f"{kind.partition(' ')[2]}s", here / name)
                 elif is_clone and _NOTES.fullmatch(name):
@@ -250,22 +274,22 @@ def _is_prepared(folder: Path) -> bool:
     return True
 
 
-def _documents(name: str, path: Path, how: How) -> Iterator[Document]:
+def _documents(name: str, path: Path, how: How, may_be_secret: bool) -> Iterator[Document]:
     if (found := entries.documents(name, path, how.field, how.of_bytes)) is not None:
         return found
     if how.field is None:
         raise DataError(f"{path}: conversations are read from entries (.jsonl, .json, .parquet, ...): keep it out")
-    return _text(name, path, how.raw, how.of_bytes)
+    return _text(name, path, how.raw, how.of_bytes, may_be_secret)
 
 
-def _text(name: str, path: Path, raw: bool, of_bytes: bool) -> Iterator[Document]:
+def _text(name: str, path: Path, raw: bool, of_bytes: bool, may_be_secret: bool) -> Iterator[Document]:
     if not raw:
         _check_name(path)
     try:
         with open_text(path, convert=not raw) as file:  # with `raw` UTF-16 is the bytes that it is
             size = _length(path, raw) if file.size is None else file.size
             if size > 0:
-                pieces = _read(path, file, size)
+                pieces = _looked_at(path, _read(path, file, size), raw, may_be_secret)
                 # What a tokenizer takes is UTF-8, whatever it means.
                 yield Document(name, size, pieces if raw and of_bytes else _checked(path, pieces, file.start, raw))
     except OSError as error:
@@ -305,6 +329,21 @@ def _check_name(path: Path) -> None:
         raise DataError(f"{path}: is packed; unpack it first")
     if kind:
         raise NotText(path, f"is {kind}, not plain text")
+
+
+def _looked_at(path: Path, pieces: Iterator[bytes], raw: bool, may_be_secret: bool) -> Iterator[bytes]:
+    """The pieces. Raises Secret, NotText and DataError for what the first of them gives away."""
+    first = next(pieces, b"")
+    if not may_be_secret and (what := looks.secret(path, first)):
+        raise Secret(path, what)
+    if not raw and (what := looks.document(first)):
+        raise NotText(path, f"seems to be {what}, not plain text")
+    if not raw and (what := looks.misnamed(path, first)):
+        raise DataError(
+            f"{path}: seems to be {what}; or set `raw = true` in [data] (`data prepare --raw`) to train on it as it is"
+        )
+    yield first
+    yield from pieces
 
 
 def _checked(path: Path, pieces: Iterator[bytes], at: int, raw: bool) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlx.training.data.shards import DataError
+from dlx.training.recipe.pointers import pointer_of
 
 COMPRESSED = (".gz", ".zst")
 MAX_WINDOW = 1 << 27  # bytes that a decompressor keeps: as much as `zstd --ultra --long` needs
@@ -54,9 +55,12 @@ def bare(path: Path) -> Path:
 
 def open_text(path: Path, convert: bool = True) -> Opened:
     """How a file is compressed follows from its name. Without `convert` UTF-16 stays as it is. Reading raises OSError,
-    and DataError for what ends within, is damaged, needs a larger window or is not what its mark says."""
+    and DataError for a pointer to another file and for what ends within, is damaged, needs a larger window or is not
+    what its mark says."""
     file = open(path, "rb", buffering=0)  # noqa: SIM115 - what is returned closes it
     try:
+        if found := pointer_of(file.fileno()):
+            raise DataError(f"{path}: {found}")
         pieces = _decompressed(path, file)
         first = next(pieces, b"")
         while len(first) < 4 and (more := next(pieces, b"")):

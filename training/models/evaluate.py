@@ -16,6 +16,7 @@ from dlx.training.models.stages import StageModel, stage_shapes
 from dlx.training.models.transfers import to_device
 from dlx.training.recipe.evaluation import spread
 from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.pointers import pointer
 
 
 class EvaluateError(ValueError):
@@ -108,10 +109,13 @@ def generate(folder: Path, prompt: bytes, tokens: int = 200, seed: int = 0, temp
     return bytes(text[start:])
 
 
-def refuse_adapter(folder: Path) -> None:
-    """Raises EvaluateError for a folder that has an adapter alone."""
+def refuse_unloadable(folder: Path) -> None:
+    """Raises EvaluateError for a folder that has an adapter alone, or a pointer to a file in the place of that."""
     if (folder / adapters.CONFIG).exists():
         raise EvaluateError(f"{folder}: holds an adapter without its base; `pull --merged` gives the model")
+    for path in sorted(path for path in folder.glob("*") if path.is_file()):
+        if found := pointer(path):
+            raise EvaluateError(f"{path}: {found}")
 
 
 def _load(folder: Path) -> Any:
@@ -119,7 +123,7 @@ def _load(folder: Path) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    refuse_adapter(folder)
+    refuse_unloadable(folder)
     if not (folder / "config.json").is_file():
         raise EvaluateError(f"{folder}: holds no config.json; name a folder made by export")
     try:

@@ -8,7 +8,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from dlx.training.models.evaluate import EvaluateError, refuse_adapter
+from dlx.training.models.evaluate import EvaluateError, refuse_unloadable
+from dlx.training.models.rendering import Question, Renderer, TemplateError
 from dlx.training.recipe.huggingface import first_line
 
 _UNDECIDED = "\ufffd"  # the end of a text whose last character is not whole yet
@@ -24,22 +25,30 @@ class Sampling(NamedTuple):
     stop: tuple[str, ...] = ()  # texts that end it, and are not part of it
 
 
+class Piece(NamedTuple):
+    """Of an answer."""
+
+    text: str
+    end: str | None  # with the last one, why it ends there: "stop" or "length"
+    tokens: int  # that the model wrote so far
+
+
 class Writer:
-    """A loaded model. One thread at a time. `temperature` and `top_p` are those that its folder asks for, else 1.
-    Raises EvaluateError for a folder that holds none."""
+    """A loaded model. One thread at a time, and beside it one for `chat`. `temperature` and `top_p` are those that its
+    folder asks for, else 1. Raises EvaluateError for a folder that holds none."""
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
 
-        refuse_adapter(folder)
+        refuse_unloadable(folder)
         logging.disable_progress_bar()  # it writes to logs as well
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise EvaluateError(f"{folder}: {str(error).splitlines()[0]}") from None
-        self._model, self._device = model.to(device).eval(), device
+        self._model, self._device, self._renderer = model.to(device).eval(), device, Renderer()
         ends = self._model.generation_config.eos_token_id
         self._ends = frozenset(ends if isinstance(ends, list) else [ends])
         self.temperature, self.top_p = _asked_for(self._model.generation_config)
@@ -51,43 +60,44 @@ class Writer:
 
     def chat(self, messages: Sequence[dict[str, Any]], tools: Any = None) -> str:
         """The prompt that a conversation comes to: by the model's own template, a stranger's program that runs in the
-        sandbox of transformers, else as roles and lines, which have no tools. Raises EvaluateError where the template
-        takes no such one."""
+        sandbox of transformers and within bounds, else as roles and lines, which have no tools. Raises EvaluateError
+        where the template takes no such one, or goes beyond its bounds."""
         if self._tokenizer.chat_template:
             try:
-                options = {"tools": tools, "tokenize": False, "add_generation_prompt": True}
-                return str(self._tokenizer.apply_chat_template(messages, **options))
-            except Exception as error:  # whatever the template brings about
-                raise EvaluateError(f"the model's chat template refuses this ({first_line(error)})") from None
+                template = self._tokenizer.get_chat_template(None, tools)
+                return self._renderer.text(Question(template, self._tokenizer.special_tokens_map, messages, tools))
+            except TemplateError as error:
+                raise EvaluateError(f"the model's chat template {error}") from None
+            except ValueError as error:  # there are several, and none for this
+                raise EvaluateError(f"the model has no chat template for this ({first_line(error)})") from None
         if tools or any("tool_calls" in one for one in messages):
             raise EvaluateError("the model has no chat template, which tools need")
         said = "".join(f"{one['role']}: {one['content']}\n" for one in messages)
         return f"{said}assistant:"
 
-    def write(self, prompt: Sequence[int], how: Sampling) -> Iterator[tuple[str, str | None]]:
-        """Pieces of the answer, a token or more each, with None; the last with "stop" or "length": why it ends there.
-        `prompt` and `max_tokens` have to fit into `context` together."""
+    def write(self, prompt: Sequence[int], how: Sampling) -> Iterator[Piece]:
+        """The answer, in pieces of a token or more. `prompt` and `max_tokens` have to fit into `context` together."""
         chance = torch.Generator().manual_seed(how.seed) if how.seed is not None else None
         given, kept, ids, sent = torch.tensor([[*prompt] or [0]]), None, list[int](), ""
-        for _ in range(how.max_tokens):
+        for count in range(1, how.max_tokens + 1):
             with torch.inference_mode():
                 found = self._model(given.to(self._device), past_key_values=kept, use_cache=True)
                 chosen = _choose(found.logits[0, -1].float().cpu(), how, chance)
             kept, given = found.past_key_values, torch.tensor([[chosen]])
             if chosen in self._ends:
-                yield self._rest(ids, sent), "stop"
+                yield Piece(self._rest(ids, sent), "stop", count)
                 return
             ids.append(chosen)
             text = self._tokenizer.decode(ids, skip_special_tokens=True)
             ends = [at for one in how.stop if (at := text.find(one)) >= 0]
             if ends:
-                yield text[: min(ends)][len(sent) :], "stop"
+                yield Piece(text[: min(ends)][len(sent) :], "stop", count)
                 return
             held = max((_overlap(text, one) for one in how.stop), default=0)  # it may be the beginning of a stop
             if not text.endswith(_UNDECIDED) and len(text) - held > len(sent):
-                yield text[len(sent) : len(text) - held], None
+                yield Piece(text[len(sent) : len(text) - held], None, count)
                 sent = text[: len(text) - held]
-        yield self._rest(ids, sent), "length"
+        yield Piece(self._rest(ids, sent), "length", how.max_tokens)
 
     def _rest(self, ids: Sequence[int], sent: str) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))[len(sent) :]

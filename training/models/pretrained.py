@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dlx.training.models.shapes import frozen_shapes, pieces, stage_shapes
 from dlx.training.recipe.draft import Draft
-from dlx.training.recipe.huggingface import first_line, read_config, read_json, refuse_pipe
+from dlx.training.recipe.huggingface import first_line, read_config, read_json, refuse_pointer
 from dlx.training.recipe.recipe import parse_model
 from dlx.training.recipe.strict import ManifestError
 
@@ -70,10 +70,10 @@ class Checkpoint:
         return places
 
     def _files(self) -> list[Path]:
-        if (self._folder / _WEIGHTS).is_file():
-            return [self._folder / _WEIGHTS]
-        index = self._folder / _INDEX
+        index, whole = self._folder / _INDEX, self._folder / _WEIGHTS
         if not index.is_file():
+            if whole.is_file():
+                return [whole]
             pickles = [*self._folder.glob("*.bin"), *self._folder.glob("*.pt"), *self._folder.glob("*.pth")]
             hint = "; pickles can run code and are not read: convert them to safetensors" if pickles else ""
             raise ManifestError(f"{self._folder}: holds neither {_WEIGHTS} nor {_INDEX}{hint}")
@@ -84,6 +84,11 @@ class Checkpoint:
         for name in files:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise ManifestError(f"{index}: weight_map: expected names of safetensors files beside it")
+        if whole.is_file() and _WEIGHTS not in files:
+            raise ManifestError(
+                f"{self._folder}: holds {_WEIGHTS}, and {_INDEX}, which names other files: which of them are the "
+                "model's weights is not clear: remove the older one"
+            )
         return [self._folder / name for name in sorted(files)]
 
     def _our_name(self, theirs: str, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
@@ -126,7 +131,7 @@ def _listing(path: Path) -> list[tuple[str, tuple[int, ...], str]]:
     """(name, shape, dtype) of a file's tensors; reads its header only, which the library bounds."""
     from safetensors import SafetensorError, safe_open
 
-    refuse_pipe(path)
+    refuse_pointer(path)
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118

@@ -15,6 +15,7 @@ from dlx.ground.untrusted import decode_json
 from dlx.training.recipe import positions
 from dlx.training.recipe.families import FAMILIES, config_class
 from dlx.training.recipe.family import Config
+from dlx.training.recipe.pointers import pointer
 from dlx.training.recipe.recipe import Model, parse_model
 from dlx.training.recipe.strict import ManifestError, shown
 
@@ -91,7 +92,7 @@ def read_json(path: Path, limit: int) -> dict[str, Any]:
 
 def read_bytes(path: Path, limit: int) -> bytes:
     """A file of at most `limit` bytes. Raises ManifestError in one line."""
-    refuse_pipe(path)
+    refuse_pointer(path)
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
@@ -102,10 +103,13 @@ def read_bytes(path: Path, limit: int) -> bytes:
     return data
 
 
-def refuse_pipe(path: Path) -> None:
-    """Raises ManifestError for what is there and no plain file, such as a pipe, whose opening would never end."""
+def refuse_pointer(path: Path) -> None:
+    """Raises ManifestError for what does not hold what its name says: a pointer to bytes elsewhere, and what is there
+    and no plain file, such as a pipe, whose opening would never end."""
     if path.exists() and not path.is_file():
         raise ManifestError(f"{path}: is no plain file")
+    if found := pointer(path):
+        raise ManifestError(f"{path}: {found}")
 
 
 def first_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from dlx.node.checkpoints import evaluation_store
 from dlx.node.checkpoints.prompts import Prompt, is_right, read, said
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
+from dlx.training.models import rendering
 from tests.node.command import dlx
 from tests.node.tiny_model import write_model
 
@@ -115,6 +116,18 @@ def test_what_the_template_refuses_is_named_by_its_line(tmp_path: Path) -> None:
     path = _file(tmp_path, {"messages": [{"role": "system", "content": "a"}], "expected": "a"})
     said = dlx("evaluate", model, "--chat", path, "--device", "cpu", code=1).stderr
     assert "prompts.jsonl, line 1: the model's chat template refuses this" in said and "no system" in said
+
+
+def test_a_template_without_end_is_named_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "SECONDS", 1.0)
+    model = write_model(tmp_path / "model", 64)
+    (model / "chat_template.jinja").write_text(
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    )
+    path = _file(tmp_path, {"prompt": "hello", "expected": "a"})
+    for asked in (["evaluate", model], ["compare", model, model]):
+        said = dlx(*asked, "--chat", path, "--device", "cpu", code=1).stderr
+        assert "prompts.jsonl, line 1: the model's chat template takes more than 1 s" in said
 
 
 def test_two_models_are_compared_side_by_side(tmp_path: Path) -> None:

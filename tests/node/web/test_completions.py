@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import torch
 import trio
@@ -14,10 +20,12 @@ import trio.testing
 
 from dlx.node.web import completions as module
 from dlx.node.web.completions import Completions
+from dlx.training.models import rendering
 from dlx.training.models.evaluate import EvaluateError
-from dlx.training.models.generate import Sampling, Writer, _overlap
+from dlx.training.models.generate import Piece, Sampling, Writer, _overlap
+from tests.node.command import dlx
 from tests.node.tiny_model import write_model
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 
 CONTEXT = 64
 
@@ -57,8 +65,8 @@ def asked(app: Any, method: str, path: str, body: Any = None, **headers: str) ->
 
 def whole(writer: Writer, prompt: str, how: Sampling) -> tuple[str, str | None]:
     pieces = list(writer.write(writer.tokens(prompt), how))
-    assert all(end is None for _, end in pieces[:-1])
-    return "".join(text for text, _ in pieces), pieces[-1][1]
+    assert all(piece.end is None for piece in pieces[:-1])
+    return "".join(piece.text for piece in pieces), pieces[-1].end
 
 
 # ---- the model
@@ -84,7 +92,7 @@ def test_an_answer_ends_before_a_stop_of_which_nothing_is_said_early(writer: Wri
     stop = text[4:7]
     cut = text[: text.find(stop)]
     pieces = list(writer.write(writer.tokens("hello"), Sampling(30, temperature=2.0, seed=5, stop=(stop,))))
-    assert ("".join(piece for piece, _ in pieces), pieces[-1][1]) == (cut, "stop")
+    assert ("".join(piece.text for piece in pieces), pieces[-1].end) == (cut, "stop")
     assert _overlap("abc", "cd") == 1 and _overlap("abc", "abcd") == 3 and _overlap("abc", "x") == 0
 
 
@@ -133,6 +141,85 @@ def test_a_conversation_is_asked_as_the_models_own_template_has_it(folder: Path)
     app = Completions(own, "mine").app()
     answer = asked(app, "POST", "/v1/chat/completions", {"messages": [hello | {"role": "assistant"}]})
     assert answer.status_code == 400 and "begin with the user" in answer.json()["error"]["message"]
+
+
+ENDLESS = (
+    "{% set r = range(100000) %}{% for a in r %}{% for b in r %}{% for c in r %}{% endfor %}{% endfor %}{% endfor %}"
+)
+GROWING = "{% set it = namespace(text='a') %}{% for _ in range(50) %}{% set it.text = it.text + it.text %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (ENDLESS, "takes more than 1 s"),
+        (GROWING, "takes more than 512 MiB"),
+        ("{{ 'a' * 3000000 }}", "writes more than 2,097,152 characters"),
+        ("{{ '\\ud800' }}", "refuses this ('utf-8'"),
+    ],
+)
+def test_a_template_without_bounds_is_refused_and_the_next_conversation_is_not(
+    template: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "SECONDS", 1.0)
+    write_model(tmp_path, CONTEXT)
+    (tmp_path / "chat_template.jinja").write_text(f"{{% if messages[0].content == 'hi' %}}{template}{{% endif %}}")
+    app = Completions(Writer(tmp_path), "mine").app()
+    answer = asked(app, "POST", "/v1/chat/completions", {"messages": [USER]})
+    said = answer.json()["error"]["message"]
+    assert answer.status_code == 400 and f"the model's chat template {why}" in said and "\n" not in said
+    fine = {"messages": [USER | {"content": "hello"}], "max_tokens": 1}
+    assert asked(app, "POST", "/v1/chat/completions", fine).status_code == 200
+
+
+def test_others_are_answered_while_a_template_takes_its_time(tmp_path: Path) -> None:
+    write_model(tmp_path, CONTEXT)
+    (tmp_path / "chat_template.jinja").write_text(ENDLESS)
+    app, ended = Completions(Writer(tmp_path), "mine").app(), list[tuple[str, int]]()
+
+    async def go() -> None:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+
+            async def ask(path: str, body: Any) -> None:
+                ended.append((path, (await client.post(path, json=body, timeout=PATIENCE)).status_code))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, "/v1/chat/completions", {"messages": [USER]})
+                await trio.testing.wait_all_tasks_blocked()
+                await ask("/v1/completions", {"prompt": "hello", "max_tokens": 2})
+
+    trio.run(go)
+    assert ended == [("/v1/completions", 200), ("/v1/chat/completions", 400)]
+
+
+def test_a_server_ends_when_it_is_told_to_whatever_a_template_does(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", CONTEXT)
+    (model / "chat_template.jinja").write_text(ENDLESS)
+    dlx("init", "--datadir", tmp_path / "node", "--insecure-devnet")
+    words = ["serve", model, "--bind", "127.0.0.1:0", "--device", "cpu", "--datadir", tmp_path / "node"]
+    command = [sys.executable, "-m", "dlx.node.cli.app", *map(str, words)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        watch = threading.Timer(PATIENCE, server.kill)
+        watch.start()
+        try:
+            assert server.stderr is not None
+            url = next(line.split()[-1] for line in server.stderr if "answers at" in line)
+            body = {"messages": [USER], "model": "m"}
+            asking = threading.Thread(target=_unanswered, args=(f"{url}/chat/completions", body))
+            asking.start()
+            until("there is the template's process", psutil.Process(server.pid).children)
+            server.send_signal(signal.SIGTERM)
+            assert server.wait() == 0
+            asking.join()
+        finally:
+            watch.cancel()
+            server.kill()
+
+
+def _unanswered(url: str, body: Any) -> None:
+    with suppress(httpx.HTTPError):
+        httpx.post(url, json=body, timeout=PATIENCE)
 
 
 USER = {"role": "user", "content": "hi"}
@@ -259,6 +346,77 @@ def test_a_streamed_answer_is_the_whole_one_in_pieces(writer: Writer, path: str)
     assert choices[-1]["finish_reason"] == one["finish_reason"]
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_null_is_as_if_the_field_was_not_there(writer: Writer, path: str) -> None:
+    app = Completions(writer, "m").app()
+    given: dict[str, Any] = {"messages": [USER]} if "chat" in path else {"prompt": "hi"}
+    fields = ["max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "seed", "stop", "stream"]
+    fields += ["stream_options", "echo", "logprobs", "top_logprobs", *(["tools"] if "chat" in path else [])]
+    answer = asked(app, "POST", path, given | dict.fromkeys(fields))
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_usage_counts_tokens_of_prompt_and_answer(writer: Writer, path: str) -> None:
+    app = Completions(writer, "m").app()
+    given: dict[str, Any] = {"messages": [USER]} if "chat" in path else {"prompt": "hi"}
+    given |= {"max_tokens": 7, "temperature": 0}
+    prompt = len("user: hi\nassistant:") if "chat" in path else len("hi")  # a byte is a token
+    whole_answer = asked(app, "POST", path, given).json()
+    assert whole_answer["choices"][0]["finish_reason"] == "length"
+    usage = {"prompt_tokens": prompt, "completion_tokens": 7, "total_tokens": prompt + 7}
+    assert whole_answer["usage"] == usage
+
+    def streamed(**options: Any) -> list[dict[str, Any]]:
+        *lines, done = asked(app, "POST", path, given | {"stream": True} | options).text.strip().split("\n\n")
+        assert done == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+    *pieces, last = streamed(stream_options={"include_usage": True})
+    assert (last["choices"], last["usage"]) == ([], usage)
+    assert all(piece["choices"] and piece["usage"] is None for piece in pieces)
+    for options in ({}, {"stream_options": None}, {"stream_options": {"include_usage": None}}):
+        assert all(piece["choices"] and "usage" not in piece for piece in streamed(**options))
+
+
+def test_every_token_that_the_model_wrote_is_counted(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that end an answer, of which nothing is said."""
+    how, written = Sampling(30, temperature=2.0, seed=5), list[int]()
+    text = whole(writer, "hello", how)[0]
+    hook = writer._model.register_forward_hook(lambda *_: written.append(1))
+    try:
+        for changes, end in (({}, "length"), ({"stop": (text[4:7],)}, "stop"), ({"max_tokens": 3}, "length")):
+            written.clear()
+            *_, last = writer.write(writer.tokens("hello"), how._replace(**changes))
+            assert (last.end, last.tokens) == (end, len(written))
+        monkeypatch.setattr(writer, "_ends", frozenset(range(256)))
+        assert list(writer.write(writer.tokens("hello"), how)) == [Piece("", "stop", 1)]
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"n": 2}, "`n`"),
+        ({"n": 0}, "`n`"),
+        ({"echo": True}, "`echo`"),
+        ({"logprobs": 1}, "`logprobs`"),
+        ({"logprobs": 0}, "`logprobs`"),  # of the chosen tokens alone
+        ({"logprobs": True, "top_logprobs": 5}, "`logprobs`"),
+    ],
+)
+def test_what_would_be_another_answer_is_refused_in_plain_words(
+    writer: Writer, changes: dict[str, Any], field: str
+) -> None:
+    app, given = Completions(writer, "m").app(), {"prompt": "a", "max_tokens": 1}
+    answer = asked(app, "POST", "/v1/completions", given | changes)
+    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(f"{field}: ")
+    nothing = {"echo": False, "logprobs": False, "top_logprobs": 0, "n": 1}
+    assert asked(app, "POST", "/v1/completions", given | nothing).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [
@@ -322,7 +480,7 @@ def test_only_this_machine_or_who_has_the_token_is_answered(writer: Writer) -> N
 
 def test_a_whole_answer_that_fails_is_an_error_and_not_half_an_answer(writer: Writer, monkeypatch) -> None:
     def failing(*_: Any) -> Any:
-        yield "half", None
+        yield Piece("half", None, 1)
         raise MemoryError("no room")
 
     monkeypatch.setattr(Writer, "write", failing)

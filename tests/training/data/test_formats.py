@@ -50,6 +50,174 @@ def test_every_kind_of_file_gives_its_texts_in_order(tmp_path: Path) -> None:
         assert list(_read(path).values()) == ROWS
 
 
+@pytest.mark.parametrize(
+    ("content", "fetch"),
+    [
+        (f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\nsize 12345\n", "git lfs pull"),
+        (f"/annex/objects/SHA256E-s1048576--{'ab' * 32}.txt\n", "git annex get"),
+        (f"../../.git/annex/objects/0k/Zq/SHA256E-s5--{'ab' * 32}/SHA256E-s5--{'ab' * 32}", "git annex get"),
+    ],
+)
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("name", ["a.txt", "a", "a.jsonl", "a.json", "a.csv", "a.parquet", "a.arrow", "a.txt.gz"])
+def test_a_pointer_in_the_place_of_a_file_is_named_with_what_fetches_it(
+    name: str, raw: bool, content: str, fetch: str, tmp_path: Path
+) -> None:
+    """Beside real text too: nobody means to train on it, or to lose the file in silence."""
+    (tmp_path / name).write_text(content)
+    (tmp_path / "real.txt").write_text("real")
+    with pytest.raises(DataError, match=f"run `{fetch}`") as told:
+        formats.read_all(
+            formats.find([tmp_path], "text", raw), lambda source: [list(one.pieces) for one in source.documents()]
+        )
+    assert str(told.value).startswith(f"{tmp_path / name}: is a pointer of ") and "\n" not in str(told.value)
+
+
+def test_a_text_about_pointers_is_none_and_the_notes_of_dvc_are_left_out(tmp_path: Path) -> None:
+    about = "version https://git-lfs.github.com/spec/v1 is how a pointer begins. " * 20
+    (tmp_path / "a.txt").write_text(about)
+    (tmp_path / "a.txt.dvc").write_text("outs:\n- md5: 0\n")
+    assert _read(tmp_path) == {"a.txt": about}
+
+
+KEY = b"-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmU=\n-----END OPENSSH PRIVATE KEY-----\n"
+
+
+def _texts_of(found: formats.Found) -> tuple[formats.Found, list[str]]:
+    """What is left of it once it was read, and its texts."""
+    read = list[str]()
+
+    def note(source: formats.Source) -> None:
+        read.extend(b"".join(one.pieces).decode() for one in source.documents())
+
+    return formats.read_all(found, note), read
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("id_rsa", KEY),
+        ("notes.txt", b"\n" + KEY),
+        ("server.pem", b"-----BEGIN CERTIFICATE-----\nMII=\n-----END CERTIFICATE-----\n" + KEY),
+        ("export", b"Bag Attributes\n    friendlyName: me\n" + KEY),
+        ("backup.txt", b"-----BEGIN PGP PRIVATE KEY BLOCK-----\n"),
+        ("login.ppk", b"PuTTY-User-Key-File-3: ssh-ed25519\n"),
+        ("prod.env", b"TOKEN=abc\n"),
+        ("PROD.ENV", b"TOKEN=abc\n"),
+    ],
+)
+def test_a_secret_is_left_out_of_a_folder_and_refused_by_name_unless_its_bytes_are_wanted(
+    name: str, content: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "a.md").write_text("a text\nwith -----BEGIN RSA PRIVATE KEY----- in it")
+    path = tmp_path / name
+    path.write_bytes(content)
+    for raw in (False, True):  # bytes of a folder are wanted, and not this file's
+        for of_bytes in (False, True):
+            found, read = _texts_of(formats.find([tmp_path], "text", raw, of_bytes))
+            assert len(read) == 1 and read[0].startswith("a text")
+            assert str(found) == f"1 .md; left out: 1 secret ({name})"
+    with pytest.raises(DataError) as told:
+        _texts_of(formats.find([path], "text"))
+    assert str(told.value).startswith(f"{path}: seems to be a ") and "keep it out of the sources" in str(told.value)
+    assert "\n" not in str(told.value)
+    assert _texts_of(formats.find([path], "text", raw=True))[1] == [content.decode()]
+
+
+@pytest.mark.parametrize("name", [".env", ".env.local"])
+def test_hidden_settings_are_refused_where_they_are_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("TOKEN=abc\n")
+    with pytest.raises(DataError, match="seems to be a file of settings"):
+        _texts_of(formats.find([tmp_path / name], "text"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("a.txt", b'[{"text": "a"}, {"text": "b"}]', r"JSON: name it \.json"),
+        ("a.txt", b'[\n  {\n    "text": "a"', r"JSON: name it \.json"),
+        ("a", b'{"text": "a"}\n{"text": "b"}\n', r"JSON: name it \.json, or \.jsonl"),
+        ("a.txt.gz", gzip.compress(b'[{"text": "a"}]', mtime=0), r"JSON: name it \.json"),
+        ("a.txt", b"id,text\n1,a\n2,b\n", r"a table: name it \.csv"),
+        ("a.TXT", b'"id";"text"\r\n1;"a\nb;c"\r\n', r"a table: name it \.csv"),
+        ("a.txt", b",text\n0,a\n1,b", r"a table: name it \.csv"),
+        ("a", b"id\ttext\n" + b"1\ta\n" * 50, r"a table: name it \.csv"),
+        (
+            "a.txt",
+            b"<!DOCTYPE html>\n<html><body>404",
+            r"a page of HTML, perhaps one that says an error: name it \.html",
+        ),
+        ("a.text", b'\n<html lang="en">404', "a page of HTML"),
+    ],
+)
+def test_a_page_a_table_or_json_that_is_named_as_text_is_asked_about(
+    name: str, content: bytes, what: str, tmp_path: Path
+) -> None:
+    """In a folder too: it may be all that there is to learn."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    for given in (path, tmp_path):
+        with pytest.raises(DataError, match=rf"{name}: seems to be {what}.*`raw = true`") as told:
+            _texts_of(formats.find([given], "text"))
+        assert "\n" not in str(told.value)
+        assert len(_texts_of(formats.find([given], "text", raw=True))[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.html", "<!DOCTYPE html><html>a page</html>"),
+        ("a.txt", "Roses are red, violets are blue,\nsugar is sweet, and so are you.\n"),
+        ("a.txt", "Dear John,\nI write, as ever,\nto you.\n"),
+        ("a.txt", "[Enter the king] { and his train }\n"),
+        ("a.txt", "{{ a template }}"),
+        ("a.txt", "<h1>A heading</h1>"),
+        ("a.txt", "Notes,more\nof " + "one long line " * 10_000),
+        ("a.txt", "PAR1 and GIF8 are how some files begin"),
+        ("a.env.md", "about settings"),
+        ("a.crt", "-----BEGIN CERTIFICATE-----\nMII="),
+        ("a.py", 'KEY = "-----BEGIN PRIVATE KEY-----"'),
+    ],
+)
+def test_text_that_only_resembles_something_else_is_taken(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    assert _read(tmp_path) == {name: content}
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_file_that_is_a_link_into_a_cache_is_read_by_the_name_it_is_given(
+    relative: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As caches by content lay files out: the bytes lie under their hash, and a link has the name."""
+    snapshot, blobs = tmp_path / "snapshots" / "main", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    made = {
+        "a.jsonl": texts.json_lines(tmp_path / "made.jsonl", [{"text": row, "id": 1} for row in ROWS]),
+        "b.parquet": texts.parquet(tmp_path / "made.parquet", {"text": ROWS}),
+    }
+    for number, (name, path) in enumerate(made.items()):
+        path.rename(blobs / str(number))
+        (snapshot / name).symlink_to(Path("..", "..", "blobs", str(number)))
+    monkeypatch.chdir(snapshot)
+    given = [Path(name) if relative else snapshot / name for name in made]
+    assert _read(*given) == _read(snapshot)
+    assert list(_read(*given).values()) == 2 * ROWS
+    assert formats.find(given, "text").taken == {".jsonl": 1, ".parquet": 1}
+
+
+def test_a_file_of_two_names_is_taken_once_by_the_first_in_order(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("one")
+    (tmp_path / "a.txt").symlink_to("b.txt")
+    both = [tmp_path / "b.txt", tmp_path / "a.txt"]
+    assert _read(*both) == _read(*reversed(both)) == {"a.txt": "one"}
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "b.txt").rename(tmp_path / "folder" / "b.txt")
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "a.txt").symlink_to("folder/b.txt")
+    assert _read(tmp_path / "a.txt", tmp_path / "folder") == {"b.txt": "one"}, "and by the folder's, where that has it"
+
+
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string()), pa.string_view()])
 def test_other_kinds_of_text_columns_are_read_too(kind: pa.DataType, tmp_path: Path) -> None:
     path = texts.parquet(tmp_path / "x.parquet", {"body": pa.array(ROWS).cast(kind)})
@@ -211,6 +379,8 @@ def _npy() -> bytes:
         ("photo", b"\xff\xd8\xff\xe0", "seems to be an image"),
         ("letter", b"PK\3\4\x14\0", "seems to be a zip archive or an office document"),
         ("scan", b"%PDF-1.4\n\xe2\xe3", "seems to be a PDF document"),
+        ("scan.txt", b"%PDF-1.4\n1 0 obj", "seems to be a PDF document"),
+        ("letter.txt", b"{\\rtf1\\ansi a}", "seems to be an RTF document"),
         ("columns", b"PAR1\0", "seems to be Parquet"),
         ("numbers", _npy(), "seems to be an array"),
         ("wide.txt", "text".encode("utf-16-le"), "it holds a zero byte (byte 1)"),

@@ -150,6 +150,12 @@ def test_what_is_no_tokenizer_is_refused(content: bytes, tmp_path: Path) -> None
         Vocabulary.read(tmp_path / "t.json", 0)
 
 
+def test_a_pointer_in_place_of_a_tokenizer_is_named_with_what_fetches_it(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 5\n")
+    with pytest.raises(DataError, match=r"tokenizer\.json: is a pointer of Git LFS .*: run `git lfs pull`"):
+        Vocabulary.read(tmp_path / "tokenizer.json")
+
+
 def test_a_tokenizer_that_draws_lots_is_refused_and_one_that_truncates_does_not(rows: Path, tmp_path: Path) -> None:
     path = texts.tokenizer(tmp_path / "t.json")
     raw = json.loads(path.read_text())

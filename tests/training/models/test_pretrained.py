@@ -16,7 +16,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 from dlx.ground.merkle import file_root
 from dlx.training.models import weights
+from dlx.training.models.evaluate import EvaluateError
 from dlx.training.models.export import export
+from dlx.training.models.generate import Writer
 from dlx.training.models.pretrained import Checkpoint, read_config
 from dlx.training.recipe.draft import Draft, complete, draft_from_toml
 from dlx.training.recipe.manifest import Manifest
@@ -261,6 +263,36 @@ def test_a_pipe_in_place_of_weights_is_refused_and_not_waited_for(llama: Path, t
     os.mkfifo(tmp_path / "x.safetensors")
     with pytest.raises(ManifestError, match=r"x\.safetensors: is no plain file"):
         Checkpoint(_draft(tmp_path, [[0, 3]]))
+
+
+def test_an_old_file_beside_a_newer_index_is_refused_and_not_chosen(llama: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(llama, tmp_path / "hf"))
+    index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    names = list(load_file(whole))
+    shutil.copy(whole, folder / "model-00001-of-00001.safetensors")
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}))
+    with pytest.raises(ManifestError) as told:
+        Checkpoint(_draft(folder, [[0, 3]]))
+    assert f"holds {whole.name}, and {index.name}" in str(told.value) and "remove the older one" in str(told.value)
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, whole.name)}))
+    assert Checkpoint(_draft(folder, [[0, 3]])).weights(0)  # the index names it
+    index.unlink()
+    assert Checkpoint(_draft(folder, [[0, 3]])).weights(0)
+
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\nsize 12345\n"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_pointer_in_place_of_a_file_is_named_with_what_fetches_it(llama: Path, name: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(llama, tmp_path / "hf"))
+    (folder / name).write_text(POINTER)
+    with pytest.raises(ManifestError, match=r"is a pointer of Git LFS .*: run `git lfs pull`") as told:
+        Checkpoint(_draft(folder, [[0, 3]]))
+    assert str(told.value).startswith(str(folder / name))
+    with pytest.raises(EvaluateError, match="run `git lfs pull`") as said:  # where the folder is to answer
+        Writer(folder)
+    assert str(said.value).startswith(str(folder / name))
 
 
 def test_a_tied_head_that_differs_is_refused(tmp_path: Path) -> None:
