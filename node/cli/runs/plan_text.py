@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dlx.training.recipe.draft import Draft
 
 COMMON_DISK = 4e12  # bytes: what a stage's member may take without a warning
+_SHORTER = "no longer timeout is possible, so take fewer inner steps"
 PRIVATE_DISK = 4  # times the memory of a stage: what may wait for its draw on a machine's disk without a warning
 
 
@@ -54,6 +55,14 @@ class Plan(NamedTuple):
     suggested: list[tuple[int, int]]
     folder: Path | None  # the node's, where the plan is of this machine
     price: Price | None = None
+
+
+def with_timeout(plan: Plan, round_timeout: int) -> Plan:
+    """The plan of a draft that differs in this alone."""
+    from msgspec.structs import replace
+
+    timing = replace(plan.draft.timing, round_timeout=round_timeout)
+    return plan._replace(draft=replace(plan.draft, timing=timing))
 
 
 def print_plan(plan: Plan) -> None:
@@ -96,6 +105,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
     from dlx.training.recipe.recipe import max_inner_steps
 
     draft, costs, times = plan.draft, plan.costs, plan.seconds
+    rounds, most = _rounds_of(plan)
     parameters, flops = sum(cost.parameters for cost in costs), sum(cost.flops for cost in costs)
     stages = [
         {
@@ -118,6 +128,8 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "parameters": parameters,
         "flops_per_token": flops,
         "suggested": plan.suggested,
+        "rounds": rounds,
+        "most_rounds": most,
         "start_time": draft.timing.start_time,
         "min_round_time": draft.timing.min_round_time,
         "max_inner_steps": max_inner_steps(draft),
@@ -135,8 +147,7 @@ def campaign(plan: Plan) -> Campaign | None:
     """None where no price is given."""
     if plan.price is None:
         return None
-    here, rounds = plan.conditions, plan.draft.rounds
-    seconds = (rounds - 1) * plan.seconds.round + plan.seconds.first_round
+    here, rounds, seconds = plan.conditions, _rounds_of(plan).rounds, _whole_seconds(plan)
     device_hours = seconds / 3600 * here.replicas * len(plan.costs) * here.ranks
     tokens = seconds * plan.seconds.tokens_per_second
     whole = plan.price.amount * (device_hours if plan.price.per == "h" else tokens / 1e6)
@@ -146,20 +157,39 @@ def campaign(plan: Plan) -> Campaign | None:
     return Campaign(whole, whole * min(1.0, EPOCH_ROUNDS / rounds), plan.price.unit, device_hours, tokens, parts)
 
 
+class _Rounds(NamedTuple):
+    rounds: int  # with the first plan
+    most: int  # more, where a plan that adapts may shrink
+
+
+def _rounds_of(plan: Plan) -> _Rounds:
+    from dlx.training.recipe.recipe import first_plan_rounds
+
+    rounds, adaptive = first_plan_rounds(plan.draft), plan.draft.adaptive
+    shrinks = adaptive is not None and adaptive.min_inner_steps < plan.draft.plan.inner_steps
+    return _Rounds(rounds, plan.draft.rounds if shrinks else rounds)
+
+
+def _whole_seconds(plan: Plan) -> float:
+    """Of the run with its first plan."""
+    return (_rounds_of(plan).rounds - 1) * plan.seconds.round + plan.seconds.first_round
+
+
 def _whole_time(plan: Plan) -> str:
     """A bound: where no member is late, leaves or is slower than the device."""
-    draft, times, here = plan.draft, plan.seconds, plan.conditions
-    whole = (draft.rounds - 1) * times.round + times.first_round
+    (rounds, most), times, here = _rounds_of(plan), plan.seconds, plan.conditions
+    more = f", up to {most:,} if the plan shrinks" if most > rounds else ""
     return (
-        f"{lasting(whole)} at best for {draft.rounds:,} rounds of {lasting(times.round)}: "
+        f"{lasting(_whole_seconds(plan))} at best for {rounds:,} rounds of {lasting(times.round)}{more}: "
         f"{times.tokens_per_second:,.0f} tokens/s at best, of {_replicas(here.replicas)}"
     )
 
 
 def _traffic(plan: Plan) -> str:
     """Of the member whose link carries most, or of a site; without what checkers fetch."""
-    rounds, sent, who = plan.draft.rounds, plan.seconds.sent, "site" if plan.conditions.lan else "member"
-    found = f"{formatting.size(sent)} each way a round for a {who}, {formatting.size(sent * rounds)} for the run"
+    (rounds, most), sent, who = _rounds_of(plan), plan.seconds.sent, "site" if plan.conditions.lan else "member"
+    whole = "the run" if most == rounds else f"{rounds:,} rounds"
+    found = f"{formatting.size(sent)} each way a round for a {who}, {formatting.size(sent * rounds)} for {whole}"
     if len(plan.costs) > 1:
         pipes = max(cost.pipes for cost in plan.costs)
         found += f"; between a replica's stages {formatting.size(pipes)} more an inner step"
@@ -185,7 +215,7 @@ def disk(plan: Plan) -> str:
 
 
 def _rounds(kept: str | int) -> str:
-    return "all rounds" if kept == "run" else f"the last {kept} rounds"
+    return "all rounds" if kept == "run" else f"the last {kept:,} rounds"
 
 
 def _largest(plan: Plan) -> tuple[StageCost, Upkeep]:
@@ -275,15 +305,21 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
 def _campaign(plan: Plan) -> list[tuple[str, str]]:
     if (paid := campaign(plan)) is None:
         return []
-    unit = f" {paid.unit}" if paid.unit else ""
+    rounds, unit = _rounds_of(plan).rounds, f" {paid.unit}" if paid.unit else ""
     parts = ",".join(f"{part:g}" for part in paid.parts)
     return [
         (
             "campaign",
-            f"{paid.sum:,.6g}{unit} for {plan.draft.rounds} rounds, {paid.epoch:,.6g}{unit} an epoch of 16: "
-            f"{paid.device_hours:,.3g} hours of devices, {paid.tokens / 1e6:,.4g} million tokens; --parts {parts}",
+            f"{_amount(paid.sum)}{unit} for {rounds:,} rounds, {_amount(paid.epoch)}{unit} an epoch of 16: "
+            f"{_amount(paid.device_hours)} hours of devices, {_amount(paid.tokens / 1e6)} million tokens; "
+            f"--parts {parts}",
         )
     ]
+
+
+def _amount(value: float) -> str:
+    """To four digits, or to the unit: never with an exponent where that can be read."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _upkeep(plan: Plan) -> list[Upkeep]:
@@ -299,14 +335,16 @@ def round_times(min_round: int, round: int, eviction: int) -> str:
 
 def _warnings(plan: Plan) -> list[str]:
     from dlx.node.runs.upkeep import unpaid
+    from dlx.training.balance.seconds import ample_timeout
     from dlx.training.recipe import advice
 
     found = advice.warnings(plan.draft) + unpaid(plan.draft.audit)
-    timing, memory = plan.draft.timing, plan.device.memory
+    timing, memory, ample = plan.draft.timing, plan.device.memory, ample_timeout(plan.seconds.round)
     if plan.seconds.round > timing.round_timeout:
         found.append(
             f"timing.round_timeout {timing.round_timeout}: a round takes about {plan.seconds.round:,.0f} s here, and "
-            "counts as late from the timeout on"
+            "counts as late from the timeout on: "
+            + (f"write `round_timeout = {ample}` under [timing]" if ample > plan.seconds.round else _SHORTER)
         )
     times, share = plan.seconds, plan.draft.audit.share
     if (busy := times.transfer + times.checks) > (lasts := max(times.training, times.exchange)):
