@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from dlx.ground.rounding import two_digits
 from dlx.training.balance.costs import StageCost, samples_of_a_rank
 from dlx.training.models.placement import Checkpoint
 from dlx.training.recipe.recipe import MOST_SECONDS, Recipe, activation_bytes, embedding_bytes
@@ -116,9 +117,7 @@ def seconds(recipe: Recipe, costs: Sequence[StageCost], conditions: Conditions) 
 def ample_timeout(round: float) -> int:
     """Whole seconds for `timing.round_timeout`: three times a round of so many, to two digits, upwards. The most that a
     manifest can say, where that is less."""
-    least = math.ceil(3 * round)
-    digit = 10 ** max(0, len(str(least)) - 2)
-    return min(-(-least // digit) * digit, MOST_SECONDS)
+    return min(two_digits(math.ceil(3 * round)), MOST_SECONDS)
 
 
 def _inner_step(stages: list[StageSeconds], message: float, micro_batches: int) -> float:

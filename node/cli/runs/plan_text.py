@@ -16,12 +16,15 @@ from dlx.node.home import formatting
 from dlx.node.home.formatting import lasting
 
 if TYPE_CHECKING:
+    from dlx.node.runs.slot_costs import Gas, OnLedger
     from dlx.node.runs.upkeep import Upkeep
     from dlx.training.balance.costs import Placement, StageCost
     from dlx.training.balance.devices import Device
     from dlx.training.balance.seconds import Conditions, Seconds
     from dlx.training.recipe.draft import Draft
+    from dlx.training.recipe.manifest import Manifest
 
+DAY = 86_400.0  # seconds
 COMMON_DISK = 4e12  # bytes: what a stage's member may take without a warning
 _SHORTER = "no longer timeout is possible, so take fewer inner steps"
 PRIVATE_DISK = 4  # times the memory of a stage: what may wait for its draw on a machine's disk without a warning
@@ -45,7 +48,7 @@ class Campaign(NamedTuple):
 
 
 class Plan(NamedTuple):
-    draft: Draft
+    draft: Draft | Manifest
     device: Device
     measured: bool
     conditions: Conditions
@@ -55,6 +58,7 @@ class Plan(NamedTuple):
     suggested: list[tuple[int, int]]
     folder: Path | None  # the node's, where the plan is of this machine
     price: Price | None = None
+    run: OnLedger | None = None  # that the plan is of a slot of
 
 
 def with_timeout(plan: Plan, round_timeout: int) -> Plan:
@@ -67,8 +71,8 @@ def with_timeout(plan: Plan, round_timeout: int) -> Plan:
 
 def print_plan(plan: Plan) -> None:
     """For people: first how long it takes and what it sends, which is what they ask. Then the disk, which fails late,
-    when hours of training are lost with it."""
-    options.print_fields([("time", _whole_time(plan)), ("traffic", _traffic(plan)), ("disk", disk(plan))])
+    when hours of training are lost with it; of a slot also what else it takes."""
+    options.print_fields([("time", _whole_time(plan)), ("traffic", _traffic(plan)), ("disk", disk(plan)), *_slot(plan)])
     sys.stdout.write("\n")
     _print_stages(plan)
     sys.stdout.write("\n")
@@ -134,12 +138,59 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "min_round_time": draft.timing.min_round_time,
         "max_inner_steps": max_inner_steps(draft),
         "retention": asdict(draft.retention),
+        "run": None if plan.run is None else _run_data(plan),
         "device": asdict(plan.device) | {"measured": plan.measured},
         "placement": asdict(plan.placement),
         "conditions": asdict(plan.conditions),
         "seconds": {key: value for key, value in asdict(times).items() if key != "stages"},
         "campaign": None if (paid := campaign(plan)) is None else paid._asdict(),
         "warnings": _warnings(plan),
+    }
+
+
+def _slot(plan: Plan) -> list[tuple[str, str]]:
+    """What a slot takes of this machine's memory and of an account, where the plan is of one."""
+    if plan.run is None:
+        return []
+    from dlx.node.runs.slot_costs import bond_in_words, gas_in_words
+
+    run, worst = plan.run, max(plan.costs, key=lambda cost: cost.memory.host)
+    most = max(plan.costs, key=lambda cost: cost.memory.device)
+    memory = f"up to {formatting.size(worst.memory.host * plan.conditions.ranks)} for stage {worst.stage}"
+    if plan.placement.device != "cpu":
+        memory += f"; {formatting.size(most.memory.device)} of each device for stage {most.stage}"
+    elif plan.folder is not None:
+        memory += f"; {formatting.size(free_memory())} are free here"
+    return [
+        ("memory", memory),
+        ("gas", gas_in_words(_gas(plan), run.take.gas_unknown, run.chain_id, run.budget)),
+        ("bond", bond_in_words(run.view.config.bond)),
+    ]
+
+
+def _gas(plan: Plan) -> Gas | None:
+    """With the seconds of a planned round where the ledger has no rounds yet."""
+    from msgspec.structs import replace
+
+    gas = None if plan.run is None else plan.run.take.gas
+    if gas is None or gas.seconds is not None:
+        return gas
+    seconds = plan.seconds.round
+    return replace(gas, day_wei=round(gas.round_wei * DAY / seconds), seconds=seconds)
+
+
+def _run_data(plan: Plan) -> dict[str, Any]:
+    from msgspec.structs import asdict
+
+    assert plan.run is not None
+    gas, config = _gas(plan), plan.run.view.config
+    return {
+        "run": "0x" + plan.run.view.run.hex(),
+        "rounds_left": plan.run.rounds_left,
+        "newest_round_seconds": plan.run.take.seconds,
+        "gas": None if gas is None else asdict(gas),
+        "bond_wei": config.bond,
+        "daily_budget_eth": plan.run.budget,
     }
 
 
@@ -165,34 +216,44 @@ class _Rounds(NamedTuple):
 def _rounds_of(plan: Plan) -> _Rounds:
     from dlx.training.recipe.recipe import first_plan_rounds
 
+    if plan.run is not None:
+        return _Rounds(plan.run.rounds_left, plan.run.rounds_left)
     rounds, adaptive = first_plan_rounds(plan.draft), plan.draft.adaptive
     shrinks = adaptive is not None and adaptive.min_inner_steps < plan.draft.plan.inner_steps
     return _Rounds(rounds, plan.draft.rounds if shrinks else rounds)
 
 
 def _whole_seconds(plan: Plan) -> float:
-    """Of the run with its first plan."""
-    return (_rounds_of(plan).rounds - 1) * plan.seconds.round + plan.seconds.first_round
+    """Of the run with its first plan, or of what is left of it."""
+    rounds = _rounds_of(plan).rounds
+    return max(0, rounds - 1) * plan.seconds.round + min(1, rounds) * plan.seconds.first_round
 
 
 def _whole_time(plan: Plan) -> str:
     """A bound: where no member is late, leaves or is slower than the device."""
+    if plan.run is not None and not plan.run.rounds_left:
+        return "none: the run is finished, and nobody joins it any more"
     (rounds, most), times, here = _rounds_of(plan), plan.seconds, plan.conditions
+    left = "" if plan.run is None else " that are left,"
+    now = f"; the newest rounds took {lasting(plan.run.take.seconds)}" if plan.run and plan.run.take.seconds else ""
     more = f", up to {most:,} if the plan shrinks" if most > rounds else ""
     return (
-        f"{lasting(_whole_seconds(plan))} at best for {rounds:,} rounds of {lasting(times.round)}{more}: "
-        f"{times.tokens_per_second:,.0f} tokens/s at best, of {_replicas(here.replicas)}"
+        f"{lasting(_whole_seconds(plan))} at best for {rounds:,} rounds{left} of {lasting(times.round)}{more}: "
+        f"{times.tokens_per_second:,.0f} tokens/s at best, of {_replicas(here.replicas)}{now}"
     )
 
 
 def _traffic(plan: Plan) -> str:
     """Of the member whose link carries most, or of a site; without what checkers fetch."""
     (rounds, most), sent, who = _rounds_of(plan), plan.seconds.sent, "site" if plan.conditions.lan else "member"
-    whole = "the run" if most == rounds else f"{rounds:,} rounds"
-    found = f"{formatting.size(sent)} each way a round for a {who}, {formatting.size(sent * rounds)} for {whole}"
+    whole = "the run" if most == rounds and plan.run is None else f"{rounds:,} rounds"
+    a_day = DAY / max(plan.seconds.round, (plan.run and plan.run.take.seconds) or 0.0)
+    found = f"{formatting.size(sent)} each way a round for a {who}, {formatting.size(sent * a_day)} a day, "
+    found += f"{formatting.size(sent * rounds)} for {whole}"
     if len(plan.costs) > 1:
-        pipes = max(cost.pipes for cost in plan.costs)
-        found += f"; between a replica's stages {formatting.size(pipes)} more an inner step"
+        pipes, steps = max(cost.pipes for cost in plan.costs), plan.draft.plan.inner_steps
+        found += f"; between a replica's stages {formatting.size(pipes)} more an inner step, "
+        found += f"{formatting.size(pipes * steps * a_day)} a day"
     return found
 
 
@@ -280,7 +341,11 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
     first = first if times.first_round < times.round else ""
     opens = f"; opens not before {utc(timing.start_time)}" if timing.start_time else ""
     return [
-        ("stages", f"{'as balanced as can be' if balanced else 'more balanced'}: [{split}]"),
+        *(
+            [("stages", f"{'as balanced as can be' if balanced else 'more balanced'}: [{split}]")]
+            if not plan.run
+            else []
+        ),
         ("device", f"{plan.device.name}: {speed} ({reached}){shares}"),
         ("pipes", pipes),
         ("inner step", f"{lasting(times.step)}{limit}"),
@@ -335,24 +400,18 @@ def round_times(min_round: int, round: int, eviction: int) -> str:
 
 def _warnings(plan: Plan) -> list[str]:
     from dlx.node.runs.upkeep import unpaid
-    from dlx.training.balance.seconds import ample_timeout
     from dlx.training.recipe import advice
+    from dlx.training.recipe.manifest import Manifest
 
-    found = advice.warnings(plan.draft) + unpaid(plan.draft.audit)
-    timing, memory, ample = plan.draft.timing, plan.device.memory, ample_timeout(plan.seconds.round)
-    if plan.seconds.round > timing.round_timeout:
-        found.append(
-            f"timing.round_timeout {timing.round_timeout}: a round takes about {plan.seconds.round:,.0f} s here, and "
-            "counts as late from the timeout on: "
-            + (f"write `round_timeout = {ample}` under [timing]" if ample > plan.seconds.round else _SHORTER)
-        )
-    times, share = plan.seconds, plan.draft.audit.share
+    found = [] if isinstance(plan.draft, Manifest) else advice.warnings(plan.draft) + unpaid(plan.draft.audit)
+    found += _late(plan)
+    memory, times, share = plan.device.memory, plan.seconds, plan.draft.audit.share
     if (busy := times.transfer + times.checks) > (lasts := max(times.training, times.exchange)):
         fits = share * (lasts - times.transfer) / times.checks
         smaller = f", or a share of {fits:.2g}" if times.transfer < times.training else ""
         found.append(
             f"audit.share {share:g}: payloads and what checkers fetch take {lasting(busy)} of the link a round, which "
-            f"trains for {lasting(times.training)}: longer rounds fit{smaller}"
+            f"trains for {lasting(times.training)}" + ("" if plan.run else f": longer rounds fit{smaller}")
         )
     data, ranks = plan.draft.data, plan.conditions.ranks
     if (samples := data.batch_size // data.micro_batches) % (ranks // plan.conditions.parallel):
@@ -361,10 +420,31 @@ def _warnings(plan: Plan) -> list[str]:
     if memory and worst.memory.device > memory:
         found.append(
             f"stage {worst.stage} takes {formatting.size(worst.memory.device)} of each device, which has "
-            f"{formatting.size(memory)}: use more --ranks, --tensor-parallel, more stages, smaller micro-batches or "
-            "--checkpoint layers"
+            f"{formatting.size(memory)}: use more --ranks, --tensor-parallel, "
+            + ("" if plan.run else "more stages, smaller micro-batches ")
+            + "or --checkpoint layers"
         )
-    return found + _private_rounds(plan) + _too_much_for_the_disk(plan)
+    return found if plan.run else found + _private_rounds(plan) + _too_much_for_the_disk(plan)
+
+
+def _late(plan: Plan) -> list[str]:
+    """Of a draft with the line that mends it. The times of a run are as they are."""
+    from dlx.training.balance.seconds import ample_timeout
+
+    timeout, lasts = plan.draft.timing.round_timeout, plan.seconds.round
+    if lasts <= timeout:
+        return []
+    if plan.run is not None:
+        return [
+            f"a round takes about {lasts:,.0f} s here, more than the run's timeout of {timeout} s: a slower device "
+            "than others' does fewer inner steps, and what a slow link brings too late does not count"
+        ]
+    ample = ample_timeout(lasts)
+    mend = f"write `round_timeout = {ample}` under [timing]" if ample > lasts else _SHORTER
+    return [
+        f"timing.round_timeout {timeout}: a round takes about {lasts:,.0f} s here, and counts as late from the timeout "
+        f"on: {mend}"
+    ]
 
 
 def _too_much_for_the_disk(plan: Plan) -> list[str]:

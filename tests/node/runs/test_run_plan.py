@@ -312,7 +312,9 @@ def test_time_traffic_and_disk_are_said_first_and_what_a_common_one_does_not_hol
         r"time     \S+ \S+ at best for 10,000 rounds of .*: [\d,]+ tokens/s at best, of 20 replicas", time
     )
     assert re.fullmatch(
-        r"traffic  \S+ GB each way a round for a member, \S+ TB for the run; between .* an inner step", traffic
+        r"traffic  \S+ GB each way a round for a member, \S+ GB a day, \S+ TB for the run; "
+        r"between .* an inner step, .* a day",
+        traffic,
     )
     assert disk.startswith("disk     up to 3.5 TB for a member of stage 0: ") and "versions of the last 25" in disk
     assert "of disk, more than" not in said.stderr
