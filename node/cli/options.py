@@ -213,6 +213,9 @@ _RUN: dict[str, Any] = {
     "callback": _run_id,
 }
 RunOption = Annotated[str | None, typer.Option("--run", **_RUN)]
+EitherRunOption = Annotated[
+    str | None, typer.Option("--run", **_RUN | {"help": f"{_RUN['help']} This, or --manifest.", "show_default": "none"})
+]
 RunArgument = Annotated[str | None, typer.Argument(metavar="RUN", **_RUN)]
 
 

@@ -22,11 +22,12 @@ def size(count: float) -> str:
 
 
 def lasting(seconds: float) -> str:
-    """As people say it: 3.4 ms, 12.3 s, 4.1 min, 7.6 h, 12.3 days."""
+    """As people say it: 3.4 ms, 12.3 s, 4.1 min, 7.6 h, 12.3 days, 2.4 years."""
     for unit, size, most in (("ms", 1e-3, 0.9995), ("s", 1.0, 300.0), ("min", 60.0, 7200.0), ("h", 3600.0, 172800.0)):
         if seconds < most:
             return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 86400:,.1f} days"
+    days = seconds / 86400
+    return f"{days:,.1f} days" if days < 730 else f"{days / 365.25:,.1f} years"
 
 
 def bar(done: float, total: float) -> str:

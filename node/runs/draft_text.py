@@ -49,6 +49,7 @@ class Answers:
     vocabulary: int = 256
     large: bool = False
     licence: str = ""
+    round_timeout: int | None = None  # seconds; None: the default fits
     field: str = "text"
     raw: bool = False
     chat: bool = False
@@ -119,8 +120,9 @@ def draft_text(given: Answers) -> str:
         "# [average]",
         "# every = 10  # publish the mean of 8 versions so many rounds apart: about 2% of all rounds",
         "",
-        "# [timing]",
-        "# round_timeout = 120  # seconds without a seal before silent members are asked: some times a round's",
+        f"{'# ' if given.round_timeout is None else ''}[timing]",
+        f"{'# round_timeout = 120' if given.round_timeout is None else f'round_timeout = {given.round_timeout}'}"
+        "  # seconds without a seal before silent members are asked: some times a round's",
         "",
         "# [audit]",
         "# share = 0.0625  # part of all work that others replay",

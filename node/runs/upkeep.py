@@ -4,23 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from dlx.node.home.settings import Settings
 from dlx.node.round.challenges import turns
 from dlx.training.balance.history import FLOAT, history, version_bytes
+from dlx.training.codecs import payload_sizes
 from dlx.training.inner.states import optimiser_shapes
 from dlx.training.models.shapes import stage_shapes
 from dlx.training.models.weights import Shapes
 from dlx.training.recipe.recipe import Audit, Recipe, max_inner_steps, step_bytes
 from dlx.training.slot.segments import segment_steps, segments_in
 
-if TYPE_CHECKING:
-    from dlx.training.balance.costs import StageCost
-
 WAITING = 2  # rounds on disk whole: the one under way, and the one before it until its draw is known
+
+
+class Sizes(Protocol):
+    """Of a stage, as `training.balance.costs.StageCost` has them."""
+
+    @property
+    def parameters(self) -> int: ...
+    @property
+    def optimiser(self) -> int: ...
+    @property
+    def payload(self) -> int: ...
+    @property
+    def pipes(self) -> int: ...
+
+
+class StageSizes(NamedTuple):
+    parameters: int
+    optimiser: int  # values of the inner optimiser's state
+    payload: int  # bytes of one contribution, the largest that the plan can come to
+    pipes: int  # bytes sent to the stage neighbours in one inner step
 
 
 class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +58,18 @@ class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
         return self.waiting + self.served + self.slot + self.versions + self.payloads
 
 
-def upkeep(recipe: Recipe, cost: StageCost, replicas: int) -> Upkeep:
+def stage_sizes(recipe: Recipe, stage: int) -> StageSizes:
+    """Without torch."""
+    shapes, neighbours = stage_shapes(recipe, stage), (stage > 0) + (stage < len(recipe.stages) - 1)
+    return StageSizes(
+        parameters=_count(shapes),
+        optimiser=_count(optimiser_shapes(recipe, stage)),
+        payload=max(payload_sizes(recipe, shapes).values()),
+        pipes=neighbours * step_bytes(recipe),
+    )
+
+
+def upkeep(recipe: Recipe, cost: Sizes, replicas: int) -> Upkeep:
     """With weights of W bytes, an optimiser state of O, n segments a round and B of received tensors in one.
 
     A round takes n (W + O + B) + W. A drawn segment takes at most 2 (W + O) + B, W more where n is above 1, and with
@@ -72,7 +101,7 @@ def unpaid(audit: Audit) -> list[str]:
     return [] if found is None else [found]
 
 
-def checked(recipe: Recipe, costs: Sequence[StageCost], replicas: int, site: bool) -> int:
+def checked(recipe: Recipe, costs: Sequence[Sizes], replicas: int, site: bool) -> int:
     """Bytes of drawn work that a replica serves in a round through one link, as expected.
 
     Each drawn segment goes to a checker of its own, who needs all of it.
@@ -85,20 +114,19 @@ def checked(recipe: Recipe, costs: Sequence[StageCost], replicas: int, site: boo
     return round(recipe.audit.share * (sum(each) if site else max(each)))
 
 
-def undecided(recipe: Recipe, cost: StageCost, inner_steps: int) -> int:
+def undecided(recipe: Recipe, cost: Sizes, inner_steps: int) -> int:
     """Bytes of a round of so many inner steps until its draw is known: the states at all segments' ends, what came
     over the pipes, and the change before."""
-    return _undecided(recipe, cost.parameters, cost.optimiser, cost.pipes, inner_steps)
+    weights, segments = FLOAT * cost.parameters, segments_in(inner_steps, segment_steps(recipe))
+    return segments * (weights + FLOAT * cost.optimiser) + inner_steps * cost.pipes + weights
 
 
 def round_bytes(recipe: Recipe, stage: int, inner_steps: int) -> int:
     """What such a round of a stage writes that is no blob: `undecided`, without torch."""
-    parameters, optimiser = (_count(one(recipe, stage)) for one in (stage_shapes, optimiser_shapes))
-    neighbours = (stage > 0) + (stage < len(recipe.stages) - 1)
-    return _undecided(recipe, parameters, optimiser, neighbours * step_bytes(recipe), inner_steps)
+    return undecided(recipe, stage_sizes(recipe, stage), inner_steps)
 
 
-def most_inner_steps(recipe: Recipe, cost: StageCost, most: int) -> int:
+def most_inner_steps(recipe: Recipe, cost: Sizes, most: int) -> int:
     """Of a round, so that those which wait for their draw take at most so many bytes; 0: one step is too much."""
     steps = 0
     while steps < max_inner_steps(recipe) and WAITING * undecided(recipe, cost, steps + 1) <= most:
@@ -106,7 +134,7 @@ def most_inner_steps(recipe: Recipe, cost: StageCost, most: int) -> int:
     return steps
 
 
-def _served(recipe: Recipe, cost: StageCost) -> float:
+def _served(recipe: Recipe, cost: Sizes) -> float:
     """Bytes that a contribution's drawn segments take of a disk, as expected."""
     weights, optimiser, steps = FLOAT * cost.parameters, FLOAT * cost.optimiser, recipe.plan.inner_steps
     share, segments = recipe.audit.share, segments_in(steps, segment_steps(recipe))
@@ -116,17 +144,12 @@ def _served(recipe: Recipe, cost: StageCost) -> float:
     return weights * (between + changes) + optimiser * (between + 2 * share) + share * steps * cost.pipes
 
 
-def _fetched(recipe: Recipe, cost: StageCost) -> int:
+def _fetched(recipe: Recipe, cost: Sizes) -> int:
     """Bytes that checkers would fetch of a contribution if all of its segments were drawn, each for itself."""
     weights, optimiser, steps = FLOAT * cost.parameters, FLOAT * cost.optimiser, recipe.plan.inner_steps
     segments = segments_in(steps, segment_steps(recipe))
     changes = segments + (segments if recipe.outer.ahead else 1)
     return weights * (2 * (segments - 1) + changes) + optimiser * 2 * segments + steps * cost.pipes
-
-
-def _undecided(recipe: Recipe, parameters: int, optimiser: int, pipes: int, inner_steps: int) -> int:
-    weights, segments = FLOAT * parameters, segments_in(inner_steps, segment_steps(recipe))
-    return segments * (weights + FLOAT * optimiser) + inner_steps * pipes + weights
 
 
 def _count(shapes: Shapes) -> int:

@@ -91,6 +91,7 @@ def _environment() -> Environment:
         "reports": _reports,
         "curve_summary": _curve_summary,
         "pull_command": _pull_command,
+        "plan_command": _plan_command,
     }
     found.globals |= {"WORDS": WORDS, "program": program}
     return found
@@ -115,6 +116,10 @@ def _curve_summary(page: RunPage) -> str:
     if (held_out := page.held_out) is None:
         return f"Curve of {trained}"
     return f"Curves of the held-out loss, {held_out.loss:.4f} at version {held_out.version:,}, and of {trained}"
+
+
+def _plan_command(page: RunPage) -> str:
+    return f"{program()} run plan --run {page.details.summary.run} {page.source.reach}"
 
 
 def _pull_command(page: RunPage | VersionPage) -> str:

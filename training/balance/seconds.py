@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from dlx.ground.rounding import two_digits
 from dlx.training.balance.costs import StageCost, samples_of_a_rank
 from dlx.training.models.placement import Checkpoint
-from dlx.training.recipe.recipe import Recipe, activation_bytes, embedding_bytes
+from dlx.training.recipe.recipe import MOST_SECONDS, Recipe, activation_bytes, embedding_bytes
 
 # Nanoseconds of processor time, as `python -m benchmarks.round` measured them at 97.5 million parameters and int4.
 SLOT_NS = 31.0  # of a slot's round, per parameter: start, change, payload, hashes, files, the outer step
@@ -111,6 +112,12 @@ def seconds(recipe: Recipe, costs: Sequence[StageCost], conditions: Conditions) 
         sent=sent,
         tokens_per_second=here.replicas * inner_steps * step_tokens / lasts(inner_steps),
     )
+
+
+def ample_timeout(round: float) -> int:
+    """Whole seconds for `timing.round_timeout`: three times a round of so many, to two digits, upwards. The most that a
+    manifest can say, where that is less."""
+    return min(two_digits(math.ceil(3 * round)), MOST_SECONDS)
 
 
 def _inner_step(stages: list[StageSeconds], message: float, micro_batches: int) -> float:

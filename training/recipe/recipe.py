@@ -20,8 +20,9 @@ Targets = Annotated[list[Annotated[str, Meta(pattern=r"^[a-z0-9_]{1,64}\Z")]], M
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 _Size = Annotated[int, Meta(ge=1, le=1 << 40)]
 Count = Annotated[int, Meta(ge=1, le=1 << 16)]
-_Seconds = Annotated[int, Meta(ge=1, le=30 * 86400)]
-_Duration = Annotated[float, Meta(ge=0.1, le=30 * 86400)]  # seconds
+MOST_SECONDS = 30 * 86400  # that a time of the ledger's can be
+_Seconds = Annotated[int, Meta(ge=1, le=MOST_SECONDS)]
+_Duration = Annotated[float, Meta(ge=0.1, le=MOST_SECONDS)]  # seconds
 Stages = Annotated[list[tuple[int, int]], Meta(min_length=1, max_length=64)]  # layers [low, high) of each
 Precision = Literal["float32", "bfloat16"]
 InnerOptimiser = Literal["adamw", "muon", "shampoo"]
@@ -229,6 +230,14 @@ def reads_data(recipe: Recipe, stage: int) -> bool:
 def max_inner_steps(recipe: Recipe) -> int:
     """The most inner steps of a round that the recipe allows: its plan's, or those that an adapting plan may reach."""
     return recipe.plan.inner_steps if recipe.adaptive is None else recipe.adaptive.max_inner_steps
+
+
+def first_plan_rounds(recipe: Recipe) -> int:
+    """How many rounds the run has if every round has the first plan. A plan that adapts may come to more, up to the
+    recipe's `rounds`, or to fewer."""
+    if recipe.adaptive is None:
+        return recipe.rounds
+    return min(recipe.rounds, -(-recipe.adaptive.inner_steps // recipe.plan.inner_steps))
 
 
 def packing(recipe: Recipe) -> Packing:

@@ -16,13 +16,17 @@ from dlx.node.home import formatting
 from dlx.node.home.formatting import lasting
 
 if TYPE_CHECKING:
+    from dlx.node.runs.slot_costs import Gas, OnLedger
     from dlx.node.runs.upkeep import Upkeep
     from dlx.training.balance.costs import Placement, StageCost
     from dlx.training.balance.devices import Device
     from dlx.training.balance.seconds import Conditions, Seconds
     from dlx.training.recipe.draft import Draft
+    from dlx.training.recipe.manifest import Manifest
 
+DAY = 86_400.0  # seconds
 COMMON_DISK = 4e12  # bytes: what a stage's member may take without a warning
+_SHORTER = "no longer timeout is possible, so take fewer inner steps"
 PRIVATE_DISK = 4  # times the memory of a stage: what may wait for its draw on a machine's disk without a warning
 
 
@@ -44,7 +48,7 @@ class Campaign(NamedTuple):
 
 
 class Plan(NamedTuple):
-    draft: Draft
+    draft: Draft | Manifest
     device: Device
     measured: bool
     conditions: Conditions
@@ -54,12 +58,21 @@ class Plan(NamedTuple):
     suggested: list[tuple[int, int]]
     folder: Path | None  # the node's, where the plan is of this machine
     price: Price | None = None
+    run: OnLedger | None = None  # that the plan is of a slot of
+
+
+def with_timeout(plan: Plan, round_timeout: int) -> Plan:
+    """The plan of a draft that differs in this alone."""
+    from msgspec.structs import replace
+
+    timing = replace(plan.draft.timing, round_timeout=round_timeout)
+    return plan._replace(draft=replace(plan.draft, timing=timing))
 
 
 def print_plan(plan: Plan) -> None:
     """For people: first how long it takes and what it sends, which is what they ask. Then the disk, which fails late,
-    when hours of training are lost with it."""
-    options.print_fields([("time", _whole_time(plan)), ("traffic", _traffic(plan)), ("disk", disk(plan))])
+    when hours of training are lost with it; of a slot also what else it takes."""
+    options.print_fields([("time", _whole_time(plan)), ("traffic", _traffic(plan)), ("disk", disk(plan)), *_slot(plan)])
     sys.stdout.write("\n")
     _print_stages(plan)
     sys.stdout.write("\n")
@@ -96,6 +109,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
     from dlx.training.recipe.recipe import max_inner_steps
 
     draft, costs, times = plan.draft, plan.costs, plan.seconds
+    rounds, most = _rounds_of(plan)
     parameters, flops = sum(cost.parameters for cost in costs), sum(cost.flops for cost in costs)
     stages = [
         {
@@ -118,10 +132,13 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "parameters": parameters,
         "flops_per_token": flops,
         "suggested": plan.suggested,
+        "rounds": rounds,
+        "most_rounds": most,
         "start_time": draft.timing.start_time,
         "min_round_time": draft.timing.min_round_time,
         "max_inner_steps": max_inner_steps(draft),
         "retention": asdict(draft.retention),
+        "run": None if plan.run is None else _run_data(plan),
         "device": asdict(plan.device) | {"measured": plan.measured},
         "placement": asdict(plan.placement),
         "conditions": asdict(plan.conditions),
@@ -131,12 +148,57 @@ def as_data(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _slot(plan: Plan) -> list[tuple[str, str]]:
+    """What a slot takes of this machine's memory and of an account, where the plan is of one."""
+    if plan.run is None:
+        return []
+    from dlx.node.runs.slot_costs import bond_in_words, gas_in_words
+
+    run, worst = plan.run, max(plan.costs, key=lambda cost: cost.memory.host)
+    most = max(plan.costs, key=lambda cost: cost.memory.device)
+    memory = f"up to {formatting.size(worst.memory.host * plan.conditions.ranks)} for stage {worst.stage}"
+    if plan.placement.device != "cpu":
+        memory += f"; {formatting.size(most.memory.device)} of each device for stage {most.stage}"
+    elif plan.folder is not None:
+        memory += f"; {formatting.size(free_memory())} are free here"
+    return [
+        ("memory", memory),
+        ("gas", gas_in_words(_gas(plan), run.take.gas_unknown, run.chain_id, run.budget)),
+        ("bond", bond_in_words(run.view.config.bond)),
+    ]
+
+
+def _gas(plan: Plan) -> Gas | None:
+    """With the seconds of a planned round where the ledger has no rounds yet."""
+    from msgspec.structs import replace
+
+    gas = None if plan.run is None else plan.run.take.gas
+    if gas is None or gas.seconds is not None:
+        return gas
+    seconds = plan.seconds.round
+    return replace(gas, day_wei=round(gas.round_wei * DAY / seconds), seconds=seconds)
+
+
+def _run_data(plan: Plan) -> dict[str, Any]:
+    from msgspec.structs import asdict
+
+    assert plan.run is not None
+    gas, config = _gas(plan), plan.run.view.config
+    return {
+        "run": "0x" + plan.run.view.run.hex(),
+        "rounds_left": plan.run.rounds_left,
+        "newest_round_seconds": plan.run.take.seconds,
+        "gas": None if gas is None else asdict(gas),
+        "bond_wei": config.bond,
+        "daily_budget_eth": plan.run.budget,
+    }
+
+
 def campaign(plan: Plan) -> Campaign | None:
     """None where no price is given."""
     if plan.price is None:
         return None
-    here, rounds = plan.conditions, plan.draft.rounds
-    seconds = (rounds - 1) * plan.seconds.round + plan.seconds.first_round
+    here, rounds, seconds = plan.conditions, _rounds_of(plan).rounds, _whole_seconds(plan)
     device_hours = seconds / 3600 * here.replicas * len(plan.costs) * here.ranks
     tokens = seconds * plan.seconds.tokens_per_second
     whole = plan.price.amount * (device_hours if plan.price.per == "h" else tokens / 1e6)
@@ -146,23 +208,52 @@ def campaign(plan: Plan) -> Campaign | None:
     return Campaign(whole, whole * min(1.0, EPOCH_ROUNDS / rounds), plan.price.unit, device_hours, tokens, parts)
 
 
+class _Rounds(NamedTuple):
+    rounds: int  # with the first plan
+    most: int  # more, where a plan that adapts may shrink
+
+
+def _rounds_of(plan: Plan) -> _Rounds:
+    from dlx.training.recipe.recipe import first_plan_rounds
+
+    if plan.run is not None:
+        return _Rounds(plan.run.rounds_left, plan.run.rounds_left)
+    rounds, adaptive = first_plan_rounds(plan.draft), plan.draft.adaptive
+    shrinks = adaptive is not None and adaptive.min_inner_steps < plan.draft.plan.inner_steps
+    return _Rounds(rounds, plan.draft.rounds if shrinks else rounds)
+
+
+def _whole_seconds(plan: Plan) -> float:
+    """Of the run with its first plan, or of what is left of it."""
+    rounds = _rounds_of(plan).rounds
+    return max(0, rounds - 1) * plan.seconds.round + min(1, rounds) * plan.seconds.first_round
+
+
 def _whole_time(plan: Plan) -> str:
     """A bound: where no member is late, leaves or is slower than the device."""
-    draft, times, here = plan.draft, plan.seconds, plan.conditions
-    whole = (draft.rounds - 1) * times.round + times.first_round
+    if plan.run is not None and not plan.run.rounds_left:
+        return "none: the run is finished, and nobody joins it any more"
+    (rounds, most), times, here = _rounds_of(plan), plan.seconds, plan.conditions
+    left = "" if plan.run is None else " that are left,"
+    now = f"; the newest rounds took {lasting(plan.run.take.seconds)}" if plan.run and plan.run.take.seconds else ""
+    more = f", up to {most:,} if the plan shrinks" if most > rounds else ""
     return (
-        f"{lasting(whole)} at best for {draft.rounds:,} rounds of {lasting(times.round)}: "
-        f"{times.tokens_per_second:,.0f} tokens/s at best, of {_replicas(here.replicas)}"
+        f"{lasting(_whole_seconds(plan))} at best for {rounds:,} rounds{left} of {lasting(times.round)}{more}: "
+        f"{times.tokens_per_second:,.0f} tokens/s at best, of {_replicas(here.replicas)}{now}"
     )
 
 
 def _traffic(plan: Plan) -> str:
     """Of the member whose link carries most, or of a site; without what checkers fetch."""
-    rounds, sent, who = plan.draft.rounds, plan.seconds.sent, "site" if plan.conditions.lan else "member"
-    found = f"{formatting.size(sent)} each way a round for a {who}, {formatting.size(sent * rounds)} for the run"
+    (rounds, most), sent, who = _rounds_of(plan), plan.seconds.sent, "site" if plan.conditions.lan else "member"
+    whole = "the run" if most == rounds and plan.run is None else f"{rounds:,} rounds"
+    a_day = DAY / max(plan.seconds.round, (plan.run and plan.run.take.seconds) or 0.0)
+    found = f"{formatting.size(sent)} each way a round for a {who}, {formatting.size(sent * a_day)} a day, "
+    found += f"{formatting.size(sent * rounds)} for {whole}"
     if len(plan.costs) > 1:
-        pipes = max(cost.pipes for cost in plan.costs)
-        found += f"; between a replica's stages {formatting.size(pipes)} more an inner step"
+        pipes, steps = max(cost.pipes for cost in plan.costs), plan.draft.plan.inner_steps
+        found += f"; between a replica's stages {formatting.size(pipes)} more an inner step, "
+        found += f"{formatting.size(pipes * steps * a_day)} a day"
     return found
 
 
@@ -185,7 +276,7 @@ def disk(plan: Plan) -> str:
 
 
 def _rounds(kept: str | int) -> str:
-    return "all rounds" if kept == "run" else f"the last {kept} rounds"
+    return "all rounds" if kept == "run" else f"the last {kept:,} rounds"
 
 
 def _largest(plan: Plan) -> tuple[StageCost, Upkeep]:
@@ -250,7 +341,11 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
     first = first if times.first_round < times.round else ""
     opens = f"; opens not before {utc(timing.start_time)}" if timing.start_time else ""
     return [
-        ("stages", f"{'as balanced as can be' if balanced else 'more balanced'}: [{split}]"),
+        *(
+            [("stages", f"{'as balanced as can be' if balanced else 'more balanced'}: [{split}]")]
+            if not plan.run
+            else []
+        ),
         ("device", f"{plan.device.name}: {speed} ({reached}){shares}"),
         ("pipes", pipes),
         ("inner step", f"{lasting(times.step)}{limit}"),
@@ -275,15 +370,21 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
 def _campaign(plan: Plan) -> list[tuple[str, str]]:
     if (paid := campaign(plan)) is None:
         return []
-    unit = f" {paid.unit}" if paid.unit else ""
+    rounds, unit = _rounds_of(plan).rounds, f" {paid.unit}" if paid.unit else ""
     parts = ",".join(f"{part:g}" for part in paid.parts)
     return [
         (
             "campaign",
-            f"{paid.sum:,.6g}{unit} for {plan.draft.rounds} rounds, {paid.epoch:,.6g}{unit} an epoch of 16: "
-            f"{paid.device_hours:,.3g} hours of devices, {paid.tokens / 1e6:,.4g} million tokens; --parts {parts}",
+            f"{_amount(paid.sum)}{unit} for {rounds:,} rounds, {_amount(paid.epoch)}{unit} an epoch of 16: "
+            f"{_amount(paid.device_hours)} hours of devices, {_amount(paid.tokens / 1e6)} million tokens; "
+            f"--parts {parts}",
         )
     ]
+
+
+def _amount(value: float) -> str:
+    """To four digits, or to the unit: never with an exponent where that can be read."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _upkeep(plan: Plan) -> list[Upkeep]:
@@ -300,21 +401,17 @@ def round_times(min_round: int, round: int, eviction: int) -> str:
 def _warnings(plan: Plan) -> list[str]:
     from dlx.node.runs.upkeep import unpaid
     from dlx.training.recipe import advice
+    from dlx.training.recipe.manifest import Manifest
 
-    found = advice.warnings(plan.draft) + unpaid(plan.draft.audit)
-    timing, memory = plan.draft.timing, plan.device.memory
-    if plan.seconds.round > timing.round_timeout:
-        found.append(
-            f"timing.round_timeout {timing.round_timeout}: a round takes about {plan.seconds.round:,.0f} s here, and "
-            "counts as late from the timeout on"
-        )
-    times, share = plan.seconds, plan.draft.audit.share
+    found = [] if isinstance(plan.draft, Manifest) else advice.warnings(plan.draft) + unpaid(plan.draft.audit)
+    found += _late(plan)
+    memory, times, share = plan.device.memory, plan.seconds, plan.draft.audit.share
     if (busy := times.transfer + times.checks) > (lasts := max(times.training, times.exchange)):
         fits = share * (lasts - times.transfer) / times.checks
         smaller = f", or a share of {fits:.2g}" if times.transfer < times.training else ""
         found.append(
             f"audit.share {share:g}: payloads and what checkers fetch take {lasting(busy)} of the link a round, which "
-            f"trains for {lasting(times.training)}: longer rounds fit{smaller}"
+            f"trains for {lasting(times.training)}" + ("" if plan.run else f": longer rounds fit{smaller}")
         )
     data, ranks = plan.draft.data, plan.conditions.ranks
     if (samples := data.batch_size // data.micro_batches) % (ranks // plan.conditions.parallel):
@@ -323,10 +420,31 @@ def _warnings(plan: Plan) -> list[str]:
     if memory and worst.memory.device > memory:
         found.append(
             f"stage {worst.stage} takes {formatting.size(worst.memory.device)} of each device, which has "
-            f"{formatting.size(memory)}: use more --ranks, --tensor-parallel, more stages, smaller micro-batches or "
-            "--checkpoint layers"
+            f"{formatting.size(memory)}: use more --ranks, --tensor-parallel, "
+            + ("" if plan.run else "more stages, smaller micro-batches ")
+            + "or --checkpoint layers"
         )
-    return found + _private_rounds(plan) + _too_much_for_the_disk(plan)
+    return found if plan.run else found + _private_rounds(plan) + _too_much_for_the_disk(plan)
+
+
+def _late(plan: Plan) -> list[str]:
+    """Of a draft with the line that mends it. The times of a run are as they are."""
+    from dlx.training.balance.seconds import ample_timeout
+
+    timeout, lasts = plan.draft.timing.round_timeout, plan.seconds.round
+    if lasts <= timeout:
+        return []
+    if plan.run is not None:
+        return [
+            f"a round takes about {lasts:,.0f} s here, more than the run's timeout of {timeout} s: a slower device "
+            "than others' does fewer inner steps, and what a slow link brings too late does not count"
+        ]
+    ample = ample_timeout(lasts)
+    mend = f"write `round_timeout = {ample}` under [timing]" if ample > lasts else _SHORTER
+    return [
+        f"timing.round_timeout {timeout}: a round takes about {lasts:,.0f} s here, and counts as late from the timeout "
+        f"on: {mend}"
+    ]
 
 
 def _too_much_for_the_disk(plan: Plan) -> list[str]:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from dlx.node.cli import options
@@ -126,17 +127,22 @@ def list_(given: options.Given, json: options.JsonOption = False) -> None:
 @app.command()
 @options.of_folder(*options.LEDGER)
 def show(given: options.Given, run: options.RunArgument = None, json: options.JsonOption = False) -> None:
-    """Show a run's terms, its members, how far it is, and the ten newest checkpoints that were published."""
+    """Show a run's terms, what a slot takes, its members, how far it is, and the ten newest checkpoints that were
+    published."""
     folder, settings = options.folder(given)
-    from dlx.node.home.ledgers import open_index, open_ledger
-    from dlx.node.runs import find
+    from dlx.node.home.ledgers import limits_of, open_index, open_ledger
+    from dlx.node.runs import find, slot_costs
     from dlx.node.runs.history import utc
 
     with open_ledger(settings, folder) as client, open_index(client) as index:
         view = find.view_of(client, index, find.resolve(index, run))
         found = find.show_run(view, folder.blob_folders, index.tip.time if index.tip else None)
+        price = slot_costs.gas_price(client.rpc, limits_of(settings))
+        take = slot_costs.take(
+            view, find.read_manifest(view, folder.blob_folders), price, slot_costs.round_seconds(view)
+        )
     if json:
-        options.print_json(found)
+        options.print_json(msgspec.to_builtins(found) | {"slot": take})
         return
     summary = found.summary
     fields = [
@@ -157,6 +163,13 @@ def show(given: options.Given, run: options.RunArgument = None, json: options.Js
         ("tokens per step", found.tokens_per_step),
     ]
     options.print_fields(fields)
+    if summary.state != "finished":
+        more = f"`{line('run', 'plan', '--run', summary.run[:14], of_ledger=True)}` says it of this machine"
+        gas = slot_costs.gas_in_words(take.gas, take.gas_unknown, client.chain_id, settings.daily_budget)
+        sys.stdout.write("\nA slot takes, of the stage that takes most:\n")
+        options.print_fields(
+            [*slot_costs.in_words(take, more), ("gas", gas), ("bond", slot_costs.bond_in_words(take.bond_wei))]
+        )
     sited = any(member.site for member in found.members)
     rows = [
         [

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
@@ -133,6 +134,9 @@ def command(
     try:
         with Progress() as progress:
             planned = plan.planned(out, device, progress, replicas=begin, link=link)
+        if timeout := _longer_timeout(planned):
+            durable.write_bytes(out, draft_text(replace(answers, round_timeout=timeout)).encode())
+            planned = plan_text.with_timeout(planned, timeout)
     except BaseException:
         out.unlink()  # what is left would be no run
         raise
@@ -145,6 +149,14 @@ def command(
     options.note(
         f"that gives the text to whoever asks; for text that must not leave its machine see `private` in {out}"
     )
+
+
+def _longer_timeout(planned: plan_text.Plan) -> int | None:
+    """Seconds, where a round as planned leaves too little room in the timeout that the draft has."""
+    from dlx.training.balance.seconds import ample_timeout
+
+    ample = ample_timeout(planned.seconds.round)
+    return ample if ample > planned.draft.timing.round_timeout else None
 
 
 def _ask(question: str, given: object, default: object, parse: Callable[[str], _T]) -> _T:

@@ -9,13 +9,12 @@ from typing import NamedTuple
 from dlx.ledger.view.run_view import RunView
 from dlx.node.home import join_line
 from dlx.node.home.join_line import JoinLine
+from dlx.node.runs.slot_costs import NEWEST, Take, gas_in_words, in_words
 from dlx.node.web.reading.totals import Totals
 from dlx.training.data.shards import DataManifest
 from dlx.training.models.shapes import Shape, frozen_shapes, stage_shapes
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Recipe
-
-_RECENT = 20  # rounds of which the speed is the mean
 
 
 class Subject(NamedTuple):
@@ -46,6 +45,7 @@ class Offer(NamedTuple):
     invited: bool  # whether the creator, or a steward, has to invite first
     bond: int  # wei that a slot locks
     command: str  # that joins; "": invited, or finished
+    takes: list[tuple[str, str]]  # what of a slot's member, by name and in words; empty: finished
 
 
 def subject(manifest: Manifest, data: DataManifest | None) -> Subject:
@@ -72,22 +72,38 @@ def subject(manifest: Manifest, data: DataManifest | None) -> Subject:
     )
 
 
-def pace(totals: Totals, rounds: int, finished: bool) -> Pace | None:
-    """By the newest sealed rounds of `rounds`; None where fewer than two are sealed."""
-    since = max(0, totals.rounds - 1 - _RECENT)
+def round_seconds(totals: Totals) -> float | None:
+    """Of a round, the mean of the newest; None where fewer than two are sealed."""
+    since = _since(totals)
     count = totals.rounds - 1 - since
     if count < 1 or totals.times[-1] <= totals.times[since]:
         return None
-    seconds = totals.times[-1] - totals.times[since]
-    left = None if finished else (rounds - totals.rounds) * seconds / count
-    return Pace((totals.tokens[-1] - totals.tokens[since]) / seconds, left)
+    return (totals.times[-1] - totals.times[since]) / count
 
 
-def offer(view: RunView, chain_id: int, ledger: str, rpc_url: Sequence[str]) -> Offer:
+def pace(totals: Totals, rounds: int, finished: bool) -> Pace | None:
+    """By the newest sealed rounds of `rounds`; None where fewer than two are sealed."""
+    each, since = round_seconds(totals), _since(totals)
+    if each is None:
+        return None
+    left = None if finished else (rounds - totals.rounds) * each
+    return Pace((totals.tokens[-1] - totals.tokens[since]) / (totals.times[-1] - totals.times[since]), left)
+
+
+def offer(view: RunView, chain_id: int, ledger: str, rpc_url: Sequence[str], take: Take) -> Offer:
     """`rpc_url`: of chain nodes that whoever reads the page can ask; none: they bring their own."""
     config = view.config
     slots = config.stages * config.max_replicas
     command = ""
     if not config.invited and not view.finished:
         command = join_line.command(JoinLine(chain_id, ledger, view.run, tuple(rpc_url), ()))
-    return Offer(slots - len(view.members()), slots, config.invited, config.bond, command)
+    takes = []
+    if not view.finished:
+        gas = gas_in_words(take.gas, take.gas_unknown, chain_id)
+        takes = [*in_words(take, "the line below says it of a machine"), ("gas", gas)]
+    return Offer(slots - len(view.members()), slots, config.invited, config.bond, command, takes)
+
+
+def _since(totals: Totals) -> int:
+    """The round after which the newest are."""
+    return max(0, totals.rounds - 1 - NEWEST)

@@ -21,6 +21,7 @@ from dlx.ledger.index import seal_rows
 from dlx.ledger.index.event_index import EventIndex, Head
 from dlx.ledger.index.log_reader import Unsettled
 from dlx.ledger.index.rebuild import RunReplay
+from dlx.ledger.transactions.fees import Limits
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.drawn_work import Draws, Segments, Verdicts, segments_of
 from dlx.node.audit.leaderboards import improvement_of, read_leaderboard
@@ -34,10 +35,11 @@ from dlx.node.runs.campaigns import Funding
 from dlx.node.runs.find import RunDetails, RunSummary, UnreadableRun
 from dlx.node.runs.held_out import HeldOut, losses_of, read_held_out
 from dlx.node.runs.leaderboard import Leaderboard, Leaderboards, over_runs
+from dlx.node.runs.slot_costs import GasPrice, gas_price, take
 from dlx.node.web.reading import page
 from dlx.node.web.reading.chart import AXES, Axis, Chart, chart
 from dlx.node.web.reading.coverage import Coverage
-from dlx.node.web.reading.offer import Offer, Pace, Subject, offer, pace, subject
+from dlx.node.web.reading.offer import Offer, Pace, Subject, offer, pace, round_seconds, subject
 from dlx.node.web.reading.page import Bucket, GridRow, SealPage, Window
 from dlx.node.web.reading.totals import PayloadSize, Share, Totals
 from dlx.training import codecs
@@ -53,6 +55,7 @@ _OPEN_RUNS = 64  # replayed and kept in memory
 _TRIES = 5
 _VERSIONS = 10
 _CAMPAIGNS = 5  # that the page shows
+_PRICE_SECONDS = 60.0  # that a price of gas is believed
 _FUNDING_SECONDS = 10.0  # that what was read of them is believed
 
 
@@ -245,6 +248,8 @@ class Reader:
         self.client, self.folders, self._reach = client, tuple(folders), reach
         self._campaigns = campaigns
         self._fundings = dict[bytes, tuple[float, Funding | None]]()  # run -> when it was read, and what that was
+        self._priced = -math.inf
+        self._price: GasPrice | str = ""
         self._lock = threading.RLock()
         self._rpc = client.rpc.impatient()  # of a silent chain node what was read before is shown
         self._opened: EventIndex | None = None
@@ -338,7 +343,13 @@ class Reader:
                 has_manifest=opened.manifest is not None,
                 subject=None if opened.manifest is None else subject(opened.manifest, self._data(opened)),
                 pace=pace(totals, view.config.rounds, view.finished),
-                offer=offer(view, self._index.domain.chain_id, self._index.domain.ledger, self._rpc_url),
+                offer=offer(
+                    view,
+                    self._index.domain.chain_id,
+                    self._index.domain.ledger,
+                    self._rpc_url,
+                    take(view, opened.manifest, self._gas_price(), round_seconds(totals)),
+                ),
                 sources=[] if (data := self._data(opened)) is None else data.sources,
                 board=self._board(opened, _DRAW_SECONDS if every is None else _FILE_SECONDS),
                 versions=self._versions(opened, measured),
@@ -479,6 +490,12 @@ class Reader:
                 found = None
             self._fundings[view.run] = time.monotonic(), found
         return found
+
+    def _gas_price(self) -> GasPrice | str:
+        """Not asked for anew at each look."""
+        if time.monotonic() > self._priced + _PRICE_SECONDS:
+            self._priced, self._price = time.monotonic(), gas_price(self._rpc, Limits())
+        return self._price
 
     def _blob(self, name: str) -> Path | None:
         return next((path for folder in self.folders if (path := folder / name).is_file()), None)

@@ -1,6 +1,6 @@
 import pytest
 
-from dlx.node.home.formatting import bar, counted, size
+from dlx.node.home.formatting import bar, counted, lasting, size
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,14 @@ from dlx.node.home.formatting import bar, counted, size
 )
 def test_bytes_for_people(count: int, said: str) -> None:
     assert size(count) == said
+
+
+@pytest.mark.parametrize(
+    ("days", "said"),
+    [(0.00001, "864 ms"), (1, "24 h"), (729.9, "729.9 days"), (730, "2.0 years"), (86_070.9, "235.6 years")],
+)
+def test_times_for_people(days: float, said: str) -> None:
+    assert lasting(days * 86400) == said
 
 
 def test_counted_work_says_of_what() -> None:

@@ -135,6 +135,60 @@ def test_the_largest_payload_that_an_adapting_plan_can_come_to_counts(tmp_path: 
     assert all(more["payload"] > one["payload"] for more, one in zip(found["stages"], fixed["stages"], strict=True))
 
 
+DILOCOX = """[inner]
+optimiser = "adamw"
+[outer]
+lr = 0.7
+alpha = 0.7
+momentum = 0.5
+nesterov = true
+delay = 1
+[codec]
+name = "lowrank"
+[plan]
+rank = 32
+inner_steps = 125
+"""
+
+
+def test_a_plan_that_adapts_takes_as_long_as_one_that_stays_and_says_how_many_rounds_it_can_come_to(
+    tmp_path: Path,
+) -> None:
+    draft = _write(tmp_path, "[[0, 3], [3, 6]]")
+    draft.write_text(draft.read_text().replace("rounds = 4", "rounds = 10000") + DILOCOX)
+    adapts = _with(draft, "[adaptive]\nmin_rank = 32\nmax_rank = 32\n")
+    asked = ["--price", "2 USDC/h", "--link", "100kbit/s"]
+
+    def said(draft: Path) -> dict[str, str]:
+        lines = dlx("run", "plan", "--manifest", draft, *asked).stdout.splitlines()
+        return {line.partition("  ")[0]: line for line in lines}
+
+    fixed, found = said(draft), said(adapts)
+    assert draft_from_toml(adapts).rounds == 250_000
+    assert found["time"] == fixed["time"].replace(":", ", up to 250,000 if the plan shrinks:")
+    assert found["traffic"] == fixed["traffic"].replace(" for the run", " for 10,000 rounds")
+    assert found["campaign"] == fixed["campaign"] and " for 10,000 rounds, " in found["campaign"]
+    data = json.loads(dlx("run", "plan", "--manifest", adapts, *asked, "--json").stdout)
+    assert (data["rounds"], data["most_rounds"]) == (10_000, 250_000)
+    short = adapts.read_text().replace("[adaptive]", "[adaptive]\ninner_steps = 1_000_000")
+    assert " at best for 8,000 rounds of " in said(_with(draft, short.removeprefix(draft.read_text())))["time"]
+
+
+def test_a_round_beyond_the_timeout_is_warned_of_with_a_value_that_ends_the_warning(tmp_path: Path) -> None:
+    draft = _write(tmp_path, "[[0, 3], [3, 6]]")
+
+    def warning(draft: Path, link: str = "2kbit/s") -> str:
+        lines = dlx("run", "plan", "--manifest", draft, "--link", link).stderr.splitlines()
+        return "".join(line for line in lines if "timing.round_timeout" in line)
+
+    said = warning(draft)
+    (value,) = re.findall(r"from the timeout on: write `(round_timeout = \d+)` under \[timing\]$", said)
+    took = int(re.findall(r"takes about ([\d,]+) s", said)[0].replace(",", ""))
+    assert 3 * took <= int(value.split()[-1]) < 3.4 * took
+    assert warning(_with(draft, f"[timing]\n{value}\n")) == ""
+    assert warning(draft, "1bit/s").endswith("no longer timeout is possible, so take fewer inner steps")
+
+
 def test_a_slow_link_is_warned_of_what_does_not_fit(tmp_path: Path) -> None:
     draft = _write(tmp_path, "[[0, 6]]")
     draft.write_text(draft.read_text() + "[outer]\nlr = 0.8\nalpha = 0.8\ndelay = 1\n")
@@ -258,7 +312,9 @@ def test_time_traffic_and_disk_are_said_first_and_what_a_common_one_does_not_hol
         r"time     \S+ \S+ at best for 10,000 rounds of .*: [\d,]+ tokens/s at best, of 20 replicas", time
     )
     assert re.fullmatch(
-        r"traffic  \S+ GB each way a round for a member, \S+ TB for the run; between .* an inner step", traffic
+        r"traffic  \S+ GB each way a round for a member, \S+ GB a day, \S+ TB for the run; "
+        r"between .* an inner step, .* a day",
+        traffic,
     )
     assert disk.startswith("disk     up to 3.5 TB for a member of stage 0: ") and "versions of the last 25" in disk
     assert "of disk, more than" not in said.stderr

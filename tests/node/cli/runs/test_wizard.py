@@ -61,6 +61,19 @@ def test_options_and_defaults_make_a_run_with_its_cost(
     assert out.read_bytes() == before
 
 
+def test_a_round_that_takes_long_gets_a_timeout_in_which_it_fits(text: Path, tmp_path: Path) -> None:
+    slow, fast = tmp_path / "slow.toml", tmp_path / "fast.toml"
+    said = dlx("run", "new", slow, "--public-data", "--data", text, "--link", "20kbit/s")
+    timeout = draft_from_toml(slow).timing.round_timeout
+    assert timeout > 300 and f"times out after {timeout} s" in said.stdout
+    assert "timing.round_timeout" not in said.stderr
+    dlx("run", "new", fast, "--public-data", "--data", text)
+    assert "# round_timeout = 120  #" in fast.read_text()
+    assert slow.read_text().replace(f"[timing]\nround_timeout = {timeout} ", "# [timing]\n# round_timeout = 120 ") == (
+        fast.read_text().replace('"fast"', '"slow"')
+    )
+
+
 def test_records_have_their_text_where_the_option_says_and_files_may_be_any_bytes(tmp_path: Path) -> None:
     rows, out = tmp_path / "rows.jsonl", tmp_path / "run.toml"
     rows.write_text("".join(f'{{"content": "some text {n}"}}\n' for n in range(1000)))

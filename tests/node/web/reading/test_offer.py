@@ -1,13 +1,15 @@
 """What a run is, how fast it goes and how to take part, as plain data."""
 
 import re
+from contextlib import closing
 
 import pytest
 
 from dlx.node.home.join_line import decode
+from dlx.node.runs.slot_costs import GasPrice, take
 from dlx.node.web.reading.offer import offer, subject
 from dlx.node.web.reading.reader import Reader, RunPage
-from tests.history_builder import History
+from tests.history_builder import History, Network
 from tests.node.stated_run import RUN, STEPS, TOKENS, SilentClient, StatedRun
 from tests.node.web.reading.test_page import shown, text
 
@@ -55,8 +57,12 @@ def test_an_open_run_has_a_line_that_joins_it() -> None:
 def test_on_another_chain_a_newcomer_has_a_password() -> None:
     view = Reader(SilentClient(StatedRun()), (), "")
     with view._open(RUN) as opened:
+        taken = take(opened.view, None, "nobody answers", None)
         assert (
-            offer(opened.view, 1, SilentClient(StatedRun()).ledger, (URL,)).command.find("--password-file FILE &&") > 0
+            offer(opened.view, 1, SilentClient(StatedRun()).ledger, (URL,), taken).command.find(
+                "--password-file FILE &&"
+            )
+            > 0
         )
 
 
@@ -77,6 +83,7 @@ def test_a_finished_run_takes_nobody() -> None:
         stated.seal(round, ALL)
     page = page_of(stated, URL)
     assert page.offer.command == "" and page.pace.seconds_left is None
+    assert page.offer.takes == []
     assert "The run has ended" in text(shown(page)) and "Time left" not in text(shown(page))
 
 
@@ -92,3 +99,29 @@ def test_what_is_trained_is_in_the_manifests_words(honest_history: History) -> N
     for word in ("Model", "Parameters", "Data", "Licence", "Optimiser", "Codec", "Take part", "Audit this run"):
         assert word in first_screen, word
     reader.close()
+
+
+def test_what_a_slot_takes_stands_beside_the_line_that_joins(history_network: Network) -> None:
+    page = page_of(StatedRun())
+    assert dict(page.offer.takes)["memory, disk"].startswith("not known here, without the run's manifest")
+    history = history_network.run("offered", rounds=50)
+    with closing(Reader(history.client(), (history.blobs,), "--datadir x")) as reader:
+        found = dict((page := reader.run_page(history.run)).offer.takes)
+        said = text(shown(page))
+        assert f" run plan --run 0x{history.run.hex()} --datadir x" in said
+        for name, value in found.items():
+            assert f"{name.capitalize()} {value}" in said
+        assert found["disk"].startswith("up to ") and " each way a round, with 2 replicas; " in found["traffic"]
+        assert found["gas"] == "none of worth: the faucet of an embedded chain pays"
+        with reader._open(history.run) as opened:
+            taken = take(opened.view, opened.manifest, GasPrice(now=10**6, cap=10**6), 2.0)
+            gas = dict(offer(opened.view, 10, history.ledger, (), taken).takes)["gas"]
+            assert (
+                " ETH a day at 0.001 gwei and 2 s a round; " in gas and "at most 0.05 ETH a day (daily_budget)" in gas
+            )
+
+
+def test_a_price_of_gas_is_not_asked_for_at_each_look(honest_history: History) -> None:
+    with closing(Reader(honest_history.client(), (), "--datadir x")) as reader:
+        first = reader._gas_price()
+        assert isinstance(first, GasPrice) and reader._gas_price() is first

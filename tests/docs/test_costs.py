@@ -1,0 +1,23 @@
+"""What README says that a member pays is what nodes pay unless told otherwise, and what was measured."""
+
+import json
+
+import pytest
+
+from dlx.ledger.client import most_gas
+from dlx.node.home.settings import Settings
+from tests.docs.sentences import ROOT
+
+README = (ROOT / "README.md").read_text()
+GAS = json.loads((ROOT / "contracts" / "gas.json").read_text())
+
+
+def test_readme_says_what_a_member_pays() -> None:
+    said = {2: "about 40,000 with 2 replicas", 8: "16,000 with 8"}
+    for replicas, words in said.items():
+        assert words in README
+        part = int(words.removeprefix("about ").split()[0].replace(",", ""))
+        assert part == pytest.approx(GAS[f"seal {replicas}"] / replicas, rel=0.03)
+    assert f"up to {most_gas('register') + most_gas('joinRun'):,} units of gas" in README
+    assert f"at most {Settings().daily_budget} ETH in 24 hours" in README
+    assert Settings().disk_floor == 1 << 30 and "1 GiB of the disk stays free" in README
