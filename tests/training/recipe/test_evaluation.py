@@ -102,7 +102,7 @@ def test_a_quarter_of_liars_ends_no_run_that_chooses_its_evaluation(draft: Draft
     assert found.replicas % 2 and found.replicas <= max(3, most // 2 + 1)
     assert ended_by_liars(asked, 1000 // found.every, found.replicas) <= MOST_ENDED
     assert evaluators(replace(asked, stop=None), 1000) == 3 == chosen(replace(asked, stop=None), 1000).replicas
-    assert not warnings(replace(asked, evaluation=found))
+    assert not warnings(replace(asked, evaluation=found, invited=True)), "whoever is let in may be judged by nobody"
 
 
 def test_who_lets_liars_end_a_run_is_warned(draft: Draft) -> None:
