@@ -12,6 +12,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -248,10 +249,10 @@ def _owner(folder: DataDir) -> Diagnosis:
     if not folder.root.is_dir():
         return Diagnosis("owner", PASS, f"{folder.root} is not made yet")
     owner = folder.root.stat().st_uid
-    foreign = [path for path in islice(_files(folder.root), _LOOKED_AT) if path.lstat().st_uid != owner]
+    foreign = [(path, uid) for path, uid in islice(_owned(folder.root), _LOOKED_AT) if uid != owner]
     if foreign:
-        more = f", and {len(foreign) - 1:,} more" if len(foreign) > 1 else ""
-        text = f"{foreign[0]} is {_user(foreign[0].lstat().st_uid)}'s{more}, the folder is {_user(owner)}'s"
+        (first, other), more = foreign[0], f", and {len(foreign) - 1:,} more" if len(foreign) > 1 else ""
+        text = f"{first} is {_user(other)}'s{more}, the folder is {_user(owner)}'s"
         return Diagnosis("owner", FAIL, text, f"sudo chown -R {_user(owner)} {shlex.quote(str(folder.root))}")
     if os.geteuid() != owner:
         text = f"{folder.root} is {_user(owner)}'s, and this is {_user(os.geteuid())}: what it writes there is lost to"
@@ -259,10 +260,13 @@ def _owner(folder: DataDir) -> Diagnosis:
     return Diagnosis("owner", PASS, f"all in {folder.root} is {_user(owner)}'s")
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """All that lies in it; what may not be looked into is left out."""
+def _owned(folder: Path) -> Iterator[tuple[Path, int]]:
+    """All that lies in it, and whose it is. What may not be looked into, or is gone by then, is left out, and so is
+    what a disk of its own has there."""
     for name, folders, files in os.walk(folder):
-        yield from (Path(name, one) for one in (*folders, *files))
+        for path in (Path(name, one) for one in (*folders, *files) if one != "lost+found"):
+            with suppress(FileNotFoundError):
+                yield path, path.lstat().st_uid
 
 
 def _user(uid: int) -> str:
