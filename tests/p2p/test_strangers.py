@@ -15,18 +15,22 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.utils.varint import encode_uvarint
 from multiaddr import Multiaddr
 
 from dlx.ground.blobs import CHUNK
 from dlx.ground.merkle import leaf_hashes, root_of
 from dlx.p2p import admission, guarded_host, handshakes, hello, serving, wire
+from dlx.p2p.addresses import AddressError
 from dlx.p2p.host import Host
+from dlx.p2p.negotiation import NAME_LIMIT
 from dlx.p2p.streams import StreamBroken, read_exact, read_short, write_short
-from dlx.p2p.transport import TOKEN_HEAD
+from dlx.p2p.transport import TOKEN_HEAD, MeteredTCP
 from tests.p2p.network import HELLO, Node, network, running, until
 from tests.patience import PATIENCE
 
 MIB = 1 << 20
+AGREEMENT = b"\x13/multistream/1.0.0\n"  # what both sides say first
 
 
 async def test_idle_sockets_keep_nobody_out(tmp_path):
@@ -43,6 +47,27 @@ async def test_idle_sockets_keep_nobody_out(tmp_path):
                 other.host.known(node.id, node.host.addresses)
             await until(lambda: set(node.host.agreed()) == {newcomer.id, member.id})
         assert node.rejected["handshakes"]
+
+
+async def test_a_protocols_name_that_is_too_long_ends_the_connection_before_it_is_read(tmp_path):
+    """GHSA-hmjq-g7pp-rw3x: whoever reads it answers that it does not know it."""
+    node = Node(1, tmp_path)
+    async with node.host.run():
+        port = int(node.host.addresses[0].split("/")[4])
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            name = b"/" + bytes(NAME_LIMIT) + b"\n"
+            await stream.send_all(AGREEMENT + encode_uvarint(len(name)) + name)
+            with trio.fail_after(60 * PATIENCE):
+                answer = b"".join([part async for part in stream])
+        assert answer == AGREEMENT
+
+
+def test_a_host_listens_and_dials_by_tcp_alone():
+    """GHSA-hrfr-7729-443m is about QUIC."""
+    with pytest.raises(AddressError, match="not a plain TCP address"):
+        Host(b"k" * 32, ["/ip4/127.0.0.1/udp/0/quic-v1"], [], HELLO)
+    host = Host(b"k" * 32, [], [], HELLO)
+    assert [type(transport) for transport in host._network.transport_manager._transports] == [MeteredTCP]
 
 
 async def test_handshakes_from_one_network_have_a_budget_and_members_need_none(tmp_path, monkeypatch):
@@ -88,7 +113,7 @@ async def test_handshakes_of_many_networks_have_a_budget_together_and_members_co
                 with suppress(OSError, trio.BrokenResourceError):
                     source = f"127.1.{network}.1"
                     async with await trio.open_tcp_stream("127.0.0.1", port, local_address=source) as stream:
-                        await stream.send_all(b"\x13/multistream/1.0.0\n\x07/noise\n" + os.urandom(200))
+                        await stream.send_all(AGREEMENT + b"\x07/noise\n" + os.urandom(200))
                         await trio.sleep(0.2)
                         await stream.receive_some()
 
