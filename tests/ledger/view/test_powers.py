@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from story import ACCOUNTS, TIMEOUT, Story, names
+from story import ACCOUNTS, MIN, TIMEOUT, Story, names
 
 from dlx.ledger.view.seals import least
 from dlx.ledger.view.weights import FULL
-from dlx.training.recipe.recipe import Quorum
+from dlx.node.runs.find import horizon_of
+from dlx.training.recipe.recipe import Audit, Quorum, Timing
 
 ROOT = Path(__file__).resolve().parents[3]
 LATEST = 10 * TIMEOUT
@@ -33,14 +34,18 @@ def alone_after(story: Story, part: float) -> float | None:
 
 def test_the_pages_say_who_can_seal_and_when(terms: Story) -> None:
     assert alone_after(terms, 5 / 8) == 0 and alone_after(terms, 5 / 8 - 0.001) > 1
-    assert "Five eighths can seal any version" in page("README.md")
+    assert "By default five eighths of the votes seal a round" in page("README.md")
+    assert "by default five eighths of the votes" in page("docs/overview.md")
     assert alone_after(terms, 1 / 2) == pytest.approx(2.5, abs=0.05)
-    assert "half can seal any version in a round that is late by one and a half" in page("README.md")
+    assert Timing().round_timeout == 120
+    assert "After its timeout (two minutes) fewer do: half after 2.5 timeouts, a third after 4.4" in page("README.md")
     assert "2.5 T at a half" in page("docs/threats.md")
     assert alone_after(terms, 3 / 8) == pytest.approx(4, abs=0.1), "who has the rest of it makes others wait so long"
     assert "make each round late, up to 4 T" in page("docs/threats.md")
-    assert alone_after(terms, 1 / 3 - 0.001) is None
-    assert "Three eighths slow it" in page("README.md")
+    assert (
+        alone_after(terms, 1 / 3 + 0.001) == pytest.approx(4.4, abs=0.1) and alone_after(terms, 1 / 3 - 0.001) is None
+    )
+    assert "More than three eighths can make every round late" in page("README.md")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +56,7 @@ def test_the_pages_say_who_can_seal_and_when(terms: Story) -> None:
         (4, 3, "of four, three"),
         (6, 4, "of six, four"),
         (8, 5, "of seven and eight, five"),
-        (31, 20, "A third of a stage's weight, which is recent work, keeps its own members from being convicted"),
+        (31, 20, "keep those of its own from being convicted that are a small part of it (from 2/5 on all)"),
     ],
 )
 def test_the_pages_say_how_many_equal_members_convict_one(replicas: int, needed: int | None, told: str) -> None:
@@ -65,3 +70,26 @@ def test_the_pages_say_how_many_equal_members_convict_one(replicas: int, needed:
     assert next((few for few in range(replicas) if convict(others[:few])), None) == needed
     assert told in page("docs/threats.md") + page("README.md")
     assert "Of three or four equal replicas that takes all others; of two nobody" in page("docs/overview.md")
+
+
+@pytest.mark.parametrize("replicas", [5, 8, 31])
+def test_the_pages_say_from_when_on_members_keep_each_other_from_being_convicted(replicas: int) -> None:
+    story = Story.staffed(replicas)
+    story.work(80, range(replicas))
+    together = next(few for few in range(replicas) if 5 * few > 2 * replicas)
+    assert not story.view.may_convict(0, ACCOUNTS[0], names(range(together, replicas)))
+    assert "Members with more than two fifths together keep each other from being convicted" in page("README.md")
+
+
+def test_the_pages_say_how_long_founders_are_needed() -> None:
+    """With all members there: so many seals take a founder, and after so many work has earned half of all weight."""
+    horizon = horizon_of(Audit().share, 8)
+    story = Story.staffed(8, horizon=horizon, quorum_numerator=5, quorum_denominator=8)
+    everybody, alone = names(range(8)), [False]
+    while story.view.vacuum(0, story.time):
+        story.work(1, range(8))
+        alone.append(story.view.may_seal(0, everybody, everybody, story.time + MIN, founder=False))
+    assert horizon == 128 and alone.index(True) == 48 and len(alone) - 1 == 89
+    assert "each of the first 48 seals takes one of them" in page("README.md")
+    assert "each of its first 48 seals takes one. After 89 seals work has earned half" in page("docs/overview.md")
+    assert "(89 seals at a horizon of 128)" in page("docs/threats.md")
