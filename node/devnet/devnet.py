@@ -345,13 +345,17 @@ class Devnet:
         """The socket of one server for all nodes, so that torch is imported once and shares its memory."""
         if SHARED in os.environ:
             return os.environ[SHARED]
-        self._trainers = self._trainers or ForkServer()
+        if self._trainers is None:
+            with self._open_log("trainers") as log:
+                self._trainers = ForkServer(log)
         return str(self._trainers.path)
 
     def _node_server(self) -> Path:
         if NODES in os.environ:
             return Path(os.environ[NODES])
-        self._nodes = self._nodes or NodeServer(self._environment())
+        if self._nodes is None:
+            with self._open_log("nodes") as log:
+                self._nodes = NodeServer(self._environment(), log)
         return self._nodes.path
 
     def _environment(self) -> dict[str, str]:
