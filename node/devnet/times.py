@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from dlx.training.balance.measured import Measured
     from dlx.training.recipe.draft import Draft
 
-# Seconds, where a round trains for one: 20 times a round and more, because nodes also start, check and talk.
-_TIMES = {"straggler_grace": 20, "proposal_timeout": 5, "round_timeout": 25, "eviction_time": 15}
+_TURN = 5  # rounds' training that a proposer may take: nodes also start, check and talk meanwhile
+_TURNS = {"straggler_grace": 4, "proposal_timeout": 1, "round_timeout": 5, "eviction_time": 3}
 
 
 def times(trains: float) -> dict[str, int]:
     """The manifest's `timing`, where a round trains for so many seconds."""
-    return {name: math.ceil(seconds * max(1.0, trains)) for name, seconds in _TIMES.items()}
+    turn = math.ceil(_TURN * max(1.0, trains))
+    return {name: turns * turn for name, turns in _TURNS.items()}
 
 
 def measured_round(path: Path, replicas: int, threads: int) -> float:
