@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from dlx.ground import machine
 
@@ -32,17 +33,18 @@ class ForkServer:
 
     MODULE = ""  # a Python module that is run with the number of a listening socket
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        """`environment`: our own, if none is given. Raises OSError. Whoever connects before it has loaded waits."""
+    def __init__(self, environment: Mapping[str, str] | None = None, errors: IO[bytes] | None = None) -> None:
+        """`environment`: our own, if none is given; likewise where its `errors` go. Raises OSError. Whoever connects
+        before it has loaded waits."""
         self._folder = machine.for_sockets("dlx-")
         self.path = self._folder / "forks"
         try:
-            self._process = self._started(os.environ if environment is None else environment)
+            self._process = self._started(os.environ if environment is None else environment, errors)
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
 
-    def _started(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _started(self, environment: Mapping[str, str], errors: IO[bytes] | None) -> subprocess.Popen[bytes]:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(self.path))
             listener.listen(64)
@@ -52,6 +54,7 @@ class ForkServer:
                 # a server with threads must not fork
                 env={**environment, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
+                stderr=errors,
                 start_new_session=True,  # a terminal's Ctrl-C is ours alone; it ends with our end of its input
             )
 

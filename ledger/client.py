@@ -102,7 +102,8 @@ class LedgerClient:
     given, else whatever the node says) and that our contracts are there. Until that has succeeded every call may raise
     LedgerUnavailable or WrongLedger. `ledger`, `account` and, with a `chain_id`, `domain` need no chain.
 
-    An answer has to be whole after `rpc_timeout` seconds: see RpcClient.
+    An answer has to be whole after `rpc_timeout` seconds: see RpcClient. `asks_again`: who has it repeats what finds
+    the chain node silent, as a node does. Then connecting and polls give up soon, else they wait as all other reads.
     Writes wait for their receipt up to `timeout` seconds and raise Reverted where the contract refuses,
     LedgerUnavailable where the chain node is silent. They raise Unconfirmed where no block takes the transaction in
     time (it is kept, and goes out later), LedgerError otherwise.
@@ -119,9 +120,10 @@ class LedgerClient:
         folder: Path | None = None,
         limits: Limits | None = None,
         rpc_timeout: float = TIMEOUT,
+        asks_again: bool = True,
     ) -> None:
         self.rpc = RpcClient(rpc_url, rpc_timeout, chain_id=chain_id)
-        self._polling = self.rpc.impatient()
+        self._polling = self.rpc.impatient() if asks_again else self.rpc
         self.ledger = ledger
         self._chain_id, self._key, self._outbox, self._timeout = chain_id, key, outbox, timeout
         self._folder = folder
@@ -136,8 +138,8 @@ class LedgerClient:
     def connect(self) -> None:
         """Checks that the chain is the expected one and has the contracts; other calls do so when first needed.
 
-        Raises WrongLedger, and LedgerUnavailable soon after the chain node falls silent or where there is no code at
-        all: a chain node that still syncs has none yet.
+        Raises WrongLedger, and LedgerUnavailable where the chain node is silent or there is no code at all: a chain
+        node that still syncs has none yet.
         """
         with self._connecting:
             if self._connected is None:
@@ -258,7 +260,7 @@ class LedgerClient:
 
     def poll(self, feed: _Feed[_Update], wait: float = 0.0) -> _Update:
         """What happened since the feed's last poll, where the chain node tells of blocks as soon as there is one, for
-        up to `wait` seconds. It soon says that the chain node is silent: polls are repeated.
+        up to `wait` seconds.
 
         Raises LedgerUnavailable also where the chain node answers with an error of its own: the next poll goes on.
         """
@@ -449,7 +451,7 @@ class LedgerClient:
         return self.transact(self.part(contract), abi, function, args, _GAS[function], value)
 
     def _check_chain(self) -> tuple[Domain, dict[str, str], Sender | None]:
-        rpc = self._polling  # whoever waits for a silent chain node asks again anyway
+        rpc = self._polling
         chain_id = rpc.chain_id()
         if self._chain_id not in (None, chain_id):
             raise WrongLedger(f"the chain node at {rpc.name} is on chain {chain_id}, not {self._chain_id}")
@@ -498,7 +500,7 @@ class LedgerClient:
         return Contracts(self.ledger, self.registry, since)
 
     def _code_soon(self, address: str) -> bytes:
-        """As `code`, for polls: it soon says that the chain node is silent."""
+        """As `code`, with the patience of a poll."""
         return self._polling.data("eth_getCode", address, "latest")
 
     def _read_soon(self, contract: str, address: str, function: str) -> tuple[Any, ...]:

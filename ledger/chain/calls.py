@@ -6,16 +6,20 @@ precompiled contract's pairings take minutes within one opcode, in which a threa
     python -m dlx.ledger.chain.calls SECONDS DATABASE CHAIN_ID
 
 is such a process: a question a line on its input, an answer a line on its output, until the input ends. The alarm ends
-it in the midst of a call that takes longer than `SECONDS`, whatever the interpreter is busy with.
+it in the midst of a call that computes for longer than `SECONDS`, whatever the interpreter is busy with. It counts
+processor time: on a busy machine a call takes longer by the clock, and is no other call for that.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import queue
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +28,11 @@ import msgspec
 from dlx.ledger.chain.evm import Call, Evm, Outcome, decode_header
 from dlx.ledger.chain.store import Reader
 
-SECONDS = 5.0  # that a call or an estimate may take
+SECONDS = 5.0  # of processor time, that a call or an estimate may take
 _PROCESSES = 2
-_START_SECONDS = 30.0  # for a process to load the EVM
+_LONGEST = 300.0  # seconds by the clock, to load the EVM and to answer: a process that stands still is given up
+
+log = logging.getLogger(__name__)
 
 
 class CallFailed(Exception):
@@ -50,7 +56,8 @@ class Question:
 
 
 class Calls:
-    """Runs calls on the chain in the file `database`; thread-safe. Processes start when first needed, and stay."""
+    """Runs calls on the chain in the file `database`; thread-safe. Processes start when first needed, and stay; the
+    first may be started before."""
 
     def __init__(self, database: Path, chain_id: int) -> None:
         self._arguments = (str(database), str(chain_id))
@@ -58,6 +65,11 @@ class Calls:
         self._idle: queue.LifoQueue[_Process | None] = queue.LifoQueue()  # None: not started
         for _ in range(_PROCESSES):
             self._idle.put(None)
+
+    def start(self) -> None:
+        """Starts a process, which loads the EVM while nobody waits for it yet."""
+        with contextlib.suppress(queue.Empty):  # all are at work
+            self._idle.put(self._idle.get_nowait() or _Process(self._arguments))
 
     def run(self, question: Question) -> Outcome | int:
         """What `Evm.call`, or `Evm.estimate`, returns. Raises Busy, Overtime, CallFailed."""
@@ -92,25 +104,31 @@ class Calls:
 class _Process:
     def __init__(self, arguments: tuple[str, ...]) -> None:
         self._channel, theirs = socket.socketpair()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `kill`; a terminal is for us to write to
         with theirs:
             # Its own session: a terminal's Ctrl-C is not for it. It ends with our end of its input, however we end.
             command = [sys.executable, "-m", "dlx.ledger.chain.calls", str(SECONDS), *arguments]
             ends = theirs.fileno()
-            self._process = subprocess.Popen(command, stdin=ends, stdout=ends, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, stdin=ends, stdout=ends, stderr=self._said, start_new_session=True
+            )
         self._lines = self._channel.makefile("rb")
 
     def ask(self, question: Question) -> Outcome | int:
-        self._channel.settimeout(_START_SECONDS + SECONDS)
+        self._channel.settimeout(_LONGEST)
         try:
             self._channel.sendall(msgspec.json.encode(question) + b"\n")
             answer = self._lines.readline()
             if answer:
                 return msgspec.json.decode(answer, type=Outcome | int)
-            ended = self._process.wait(SECONDS)
+            ended = self._process.wait(_LONGEST)
         except (OSError, subprocess.TimeoutExpired):
             raise CallFailed("the process that executes calls does not answer") from None
-        if ended == -signal.SIGALRM:
-            raise Overtime(f"execution aborted (timeout = {SECONDS:g}s)")
+        if ended == -signal.SIGPROF:
+            raise Overtime(f"execution aborted (timeout = {SECONDS:g}s of processor time)")
+        self._said.seek(0)
+        last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
+        log.error("the process that executes calls ended with status %d: %s", ended, last or "it said nothing")
         raise CallFailed(f"the process that executes calls ended with status {ended}")
 
     def kill(self) -> None:
@@ -118,18 +136,19 @@ class _Process:
         self._process.wait()
         self._lines.close()
         self._channel.close()
+        self._said.close()
 
 
 def _answer_questions(seconds: float, database: Path, chain_id: int) -> None:
     reader = Reader(database)
     evm = Evm(chain_id, reader.node, reader.hashes_before)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     for line in sys.stdin.buffer:
         question = msgspec.json.decode(line, type=Question)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         run = evm.estimate if question.estimate else evm.call
         answer = run(decode_header(question.header), question.call)
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
         sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
         sys.stdout.buffer.flush()
 

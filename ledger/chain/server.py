@@ -45,6 +45,7 @@ def run(
     """Serves the chain, and closes it; see `ledger.chain.serve`."""
     try:
         server = _listen(host, port, Methods(chain))
+        chain.calls.start()
     except BaseException:
         chain.close()
         raise

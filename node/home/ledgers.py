@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 from coincurve import PrivateKey
 
 from dlx.ground import durable, machine
+from dlx.ground.forking import redirect
+from dlx.ground.forks import LOAD_SECONDS
 from dlx.ledger.abi import checksum
 from dlx.node.home import extras
 from dlx.node.home.datadir import DataDir
@@ -31,9 +33,8 @@ if TYPE_CHECKING:
     from dlx.ledger.index.event_index import EventIndex
     from dlx.ledger.transactions.fees import Limits
 
-_PROBE_SECONDS = 2.0
+_OWN_SECONDS = 120.0  # for an answer of the folder's own chain: there is no other to ask, and we made it wait
 _WORTH_SAYING = 1000  # blocks still to be read
-_CHAIN_READY_SECONDS = 60.0
 _CHAIN_STOP_SECONDS = 15.0
 
 
@@ -47,7 +48,9 @@ def open_ledger(settings: Settings, datadir: DataDir, key: bytes | None = None) 
     from dlx.ledger.errors import LedgerUnavailable
 
     with reachable_chain(settings, datadir) as here:
-        client = ledger_client(here, datadir, key)
+        if settings.ledger and _is_own_chain(settings, datadir):
+            here = _patient(here)
+        client = ledger_client(here, datadir, key, asks_again=False)
         _check_chain(here)
         try:
             client.connect()
@@ -61,20 +64,28 @@ def open_ledger(settings: Settings, datadir: DataDir, key: bytes | None = None) 
 @contextmanager
 def reachable_chain(settings: Settings, datadir: DataDir) -> Iterator[Settings]:
     """The settings with the URL where their chain answers: a folder's own embedded chain that does not run is started
-    for as long as this lasts. Raises UsageFailure for one with another chain id, and where another chain answers."""
+    for as long as this lasts, and its answers are waited for. Raises UsageFailure for one with another chain id, and
+    where another chain answers."""
     is_own = bool(settings.ledger) and _is_own_chain(settings, datadir)
     if is_own and not _serves(settings.rpc_url[0], settings):
-        with _own_chain(datadir.chain, settings) as rpc_url:
-            yield replace(settings, rpc_url=(rpc_url,))
+        with _own_chain(datadir, settings) as rpc_url:
+            yield _patient(replace(settings, rpc_url=(rpc_url,)))
         return
     if is_own:
-        _check_is_the_folders(datadir.chain, settings.rpc_url[0])
+        _check_is_the_folders(datadir.chain, settings)
     yield settings
 
 
-def ledger_client(settings: Settings, datadir: DataDir, key: bytes | None = None) -> LedgerClient:
+def _patient(settings: Settings) -> Settings:
+    return replace(settings, rpc_timeout=max(settings.rpc_timeout, _OWN_SECONDS))
+
+
+def ledger_client(
+    settings: Settings, datadir: DataDir, key: bytes | None = None, asks_again: bool = True
+) -> LedgerClient:
     """A client that has asked the chain nothing yet, for a node that starts before its chain answers. Its first call
-    checks the chain, and raises LedgerUnavailable, or WrongLedger for another chain id or other contracts."""
+    checks the chain, and raises LedgerUnavailable, or WrongLedger for another chain id or other contracts.
+    `asks_again` as in LedgerClient."""
     from dlx.ledger.client import LedgerClient
 
     if not settings.ledger:
@@ -88,7 +99,7 @@ def ledger_client(settings: Settings, datadir: DataDir, key: bytes | None = None
     chain_id, limits = settings.chain_id, limits_of(settings)
     return LedgerClient(
         settings.rpc_url, address, key, outbox, chain_id=chain_id, folder=folder, limits=limits,
-        rpc_timeout=settings.rpc_timeout,
+        rpc_timeout=settings.rpc_timeout, asks_again=asks_again,
     )  # fmt: skip
 
 
@@ -163,7 +174,7 @@ def deploy_contracts(settings: Settings, key: bytes, outbox: Path | None = None)
 
 def deploy_embedded(datadir: DataDir, rpc_url: str, chain_id: int) -> dict[str, Any]:
     """Deploy on the folder's embedded chain, which must be running, unless done before; record it in contracts.json."""
-    settings = Settings(rpc_url=(rpc_url,), chain_id=chain_id, daily_budget=0)
+    settings = _patient(Settings(rpc_url=(rpc_url,), chain_id=chain_id, daily_budget=0))
     known = read_contracts(datadir)
     if known and _serves(rpc_url, replace(settings, ledger=known["ledger"])):
         found = {**known, "rpc_url": rpc_url}
@@ -217,14 +228,15 @@ def check_chain_id(datadir: DataDir, chain_id: int) -> None:
         raise UsageFailure(f"{datadir.chain} is on chain {own['chain_id']}, not {chain_id}: check --chain-id")
 
 
-def _check_is_the_folders(chain: Path, rpc_url: str) -> None:
+def _check_is_the_folders(chain: Path, settings: Settings) -> None:
     """Raises UsageFailure where what answers is not the chain in the folder, as where a copy of it listens on its port:
     it has to have the newest block that is there."""
     from dlx.ledger.chain import ChainError
     from dlx.ledger.chain.on_disk import newest_block
     from dlx.ledger.rpc.rpc_client import RpcClient
 
-    rpc = RpcClient(rpc_url, timeout=_PROBE_SECONDS)
+    rpc_url = settings.rpc_url[0]
+    rpc = RpcClient(rpc_url, settings.rpc_timeout)
     try:
         number, digest = newest_block(chain)
     except ChainError as error:
@@ -239,36 +251,40 @@ def _check_is_the_folders(chain: Path, rpc_url: str) -> None:
 
 
 def _serves(rpc_url: str, settings: Settings) -> bool:
-    """Whether our ledger is there: another chain may by now listen on the port that this one had."""
+    """Whether our ledger is there: another chain may by now listen on the port that this one had. Where nobody listens
+    that is said at once, and who listens has the time of an answer."""
     from dlx.ledger.errors import LedgerError
     from dlx.ledger.rpc.rpc_client import RpcClient
 
-    rpc = RpcClient(rpc_url, timeout=_PROBE_SECONDS, patience=0)
+    rpc = RpcClient(rpc_url, settings.rpc_timeout, patience=0)
     try:
-        here = rpc.chain_id() == settings.chain_id
-        return here and rpc.data("eth_getCode", settings.ledger, "latest") != b""
+        found = rpc.several(("eth_chainId", ()), ("eth_getCode", (settings.ledger, "latest")))
     except LedgerError:
         return False
+    chain_id, code = found
+    return chain_id == hex(settings.chain_id) and isinstance(code, str) and code != "0x"
 
 
 @contextmanager
-def _own_chain(directory: Path, settings: Settings) -> Iterator[str]:
+def _own_chain(datadir: DataDir, settings: Settings) -> Iterator[str]:
     """The URL of the folder's chain, served by a child process until this ends: where it answered before, so that other
-    commands find it, else on a free loopback port."""
+    commands find it, else on a free loopback port. What it says goes into a log."""
     extras.require("chain")
+    directory, log = datadir.chain, datadir.logs / "chain.log"
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     port, chain_id = urlsplit(settings.rpc_url[0]).port or 0, settings.chain_id
-    child = spawn.Process(target=_serve, args=(directory, chain_id, port, theirs), name="dlx-chain", daemon=True)
+    child = spawn.Process(target=_serve, args=(directory, chain_id, port, log, theirs), name="dlx-chain", daemon=True)
     child.start()
     theirs.close()
     try:
         try:
-            if not ours.poll(_CHAIN_READY_SECONDS):
-                raise NotReady(f"the embedded chain in {directory} did not start within {_CHAIN_READY_SECONDS:.0f} s")
+            if not ours.poll(LOAD_SECONDS):
+                late = f"did not start within {LOAD_SECONDS:.0f} s: see {log}"
+                raise NotReady(f"the embedded chain in {directory} {late}")
             kind, text = ours.recv()
         except EOFError:
-            raise Failure(f"the embedded chain in {directory} ended while starting") from None
+            raise Failure(f"the embedded chain in {directory} ended while starting: see {log}") from None
         if kind != "url":
             raise Failure(f"the embedded chain in {directory} does not start: {text}")
         yield text
@@ -280,11 +296,14 @@ def _own_chain(directory: Path, settings: Settings) -> Iterator[str]:
             child.join()
 
 
-def _serve(directory: Path, chain_id: int, wanted: int, parent: Connection) -> None:
+def _serve(directory: Path, chain_id: int, wanted: int, log: Path, parent: Connection) -> None:
     """The child: serves until the parent closes its end of the pipe, or dies."""
     from dlx.ledger.chain import ChainError, serve
 
     os.setpgid(0, 0)  # Ctrl-C is the parent's: it still needs us while it ends
+    log.parent.mkdir(exist_ok=True, mode=0o700)
+    said = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    redirect(said, said)
     stop = threading.Event()
 
     def watch() -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 from dlx.ground import forks
 
@@ -37,8 +38,8 @@ class Spawned(forks.Forked):
 class ForkServer(forks.ForkServer):
     MODULE = "dlx.node.trainer.server"
 
-    def __init__(self) -> None:
-        super().__init__(environment(os.environ))
+    def __init__(self, errors: IO[bytes] | None = None) -> None:
+        super().__init__(environment(os.environ), errors)
 
 
 def environment(ours: Mapping[str, str]) -> dict[str, str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import sqlite3
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import requests
 from eth_account import Account
@@ -20,10 +22,11 @@ from requests.adapters import HTTPAdapter
 
 from dlx.ledger.chain import calls, evm, pool, server
 from dlx.ledger.chain.blockchain import Blockchain
+from dlx.ledger.chain.on_disk import FILE
 from dlx.ledger.chain.store import Store
 from dlx.ledger.rpc.rpc_client import RpcClient
 from tests.ledger.chain_support import Chain, serving
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 
 GENERATORS = "".join(
     number.to_bytes(32, "big").hex()
@@ -63,9 +66,45 @@ def test_calls_without_end_are_aborted_and_hold_up_no_block(tmp_path: Path, monk
             assert chain.mined(chain.send(account))["status"] == "0x1"
             mined += 1
         assert mined > 1, "one at least before the calls ended"
-        for answer in asked:
-            assert answer.result(PATIENCE) == {"code": -32000, "message": "execution aborted (timeout = 8s)"}
+        ended = {"code": -32000, "message": "execution aborted (timeout = 8s of processor time)"}
+        assert [answer.result(PATIENCE) for answer in asked] == [ended, ended]
         assert probe.functions.deep(10).call() == 10
+
+
+def test_a_call_that_the_machine_lets_wait_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "SECONDS", 5.0)
+    with serving(tmp_path / "chain") as chain, ThreadPoolExecutor() as threads:
+        probe = chain.deploy(chain.account())
+        assert probe.functions.deep(1).call() == 1
+        (process,) = _processes(chain)
+        begun = sum(process.cpu_times()[:2])
+        asked = threads.submit(chain.error, "eth_call", {
+            "to": probe.address, "data": probe.encode_abi("burn", ()), "gas": hex(2_000_000),
+        })  # fmt: skip
+        until("the midst of the call", lambda: sum(process.cpu_times()[:2]) > begun + 0.1)
+        process.suspend()
+        stopped = time.monotonic()
+        until("more than a call's time", lambda: time.monotonic() > stopped + calls.SECONDS)
+        process.resume()
+        assert asked.result(PATIENCE)["message"] == "out of gas"
+
+
+def test_what_runs_calls_starts_with_the_chain(tmp_path: Path) -> None:
+    with serving(tmp_path / "chain") as chain:
+        started = _processes(chain)
+        assert len(started) == 1, "and not with the first who asks, and would wait for it"
+        assert chain.call("eth_call", {"to": Account.create().address})["result"] == "0x"
+        assert _processes(chain) == started
+
+
+def test_what_a_process_for_calls_dies_of_is_a_line_in_the_log_and_no_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    without = calls.Calls(tmp_path / "nothing", 31337)
+    with pytest.raises(calls.CallFailed, match="ended with status 1"):
+        without.run(calls.Question(b"", evm.Call(bytes(20), bytes(20), b"", 0, 21_000), False))
+    assert "ended with status 1: rlp.exceptions.DecodingError: " in caplog.text
+    assert capfd.readouterr().err == ""
 
 
 def test_a_call_that_finds_no_free_process_is_told_to_try_again(
@@ -187,6 +226,11 @@ def test_more_clients_than_there_are_places_follow_the_chain(chain: Chain, monke
         for _ in range(3):
             chain.account()
         assert all(one.result(timeout=PATIENCE) for one in followers)
+
+
+def _processes(chain: Chain) -> list[psutil.Process]:
+    """Those that run the chain's calls."""
+    return [one for one in psutil.Process().children() if str(chain.directory / FILE) in one.cmdline()]
 
 
 class _Elsewhere(HTTPAdapter):

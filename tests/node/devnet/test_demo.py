@@ -1,11 +1,15 @@
 """What the demo says of a run under way, without a run."""
 
 import io
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
 from rich.console import Console
 
+from dlx.ground.limits import cores
 from dlx.ledger.events import EventPosition, Sealed
 from dlx.ledger.typed import UNIT, Outcome, Plan, Record
 from dlx.ledger.view.run_view import RunView
@@ -15,6 +19,10 @@ from dlx.node.devnet import demo
 from dlx.node.devnet.demo import Observed
 from dlx.node.devnet.devnet import draft
 from dlx.node.devnet.terminal import round_line
+from dlx.node.devnet.times import lasts, measured_round
+from dlx.node.home.errors import Failure
+from dlx.training.balance.measured import Measured
+from dlx.training.recipe.draft import Draft, draft_from_toml
 from tests.ledger.ledger_run import config
 from tests.node.daemon.api.test_http import STATUS
 
@@ -110,3 +118,53 @@ def test_the_checks_are_those_of_who_heard_most() -> None:
         checks = replace(STATUS.checks, drawn=4, checked=checked, honest=checked, false=0, withheld=0)
         made.statuses[name] = replace(STATUS, checks=checks)
     assert demo.checks(made) == {"drawn": 4, "checked": 3, "honest": 3, "false": 0, "withheld": 0}
+
+
+def result(*counts: tuple[int, int], **audit: int) -> dict[str, Any]:
+    """Of a demo whose rounds counted so much work in each of two stages."""
+    seals = [{"round": r, "stage": s, "count": count} for r, both in enumerate(counts) for s, count in enumerate(both)]
+    verdict = {"ledger": "PASS", "outer_steps": "FAIL" if audit else "PASS", "training": "not checked"}
+    found = {"counts": {"PASS": 9, "FAIL": 0, **audit}, "verdict": verdict}
+    return {"seals": seals, "checks": {"false": 0, "withheld": 0}, "audit": found}
+
+
+def test_a_round_that_came_late_is_told_and_the_demo_is_good(capsys: pytest.CaptureFixture[str]) -> None:
+    command._conclude(result((2, 2), (2, 2)))
+    assert capsys.readouterr().err == ""
+    command._conclude(result((2, 2), (0, 2)))
+    said = capsys.readouterr().err
+    assert "round 1 of stage 0" in said and "slow or busy" in said and "the result is good" in said
+
+
+def test_a_demo_is_no_good_where_the_audit_or_a_whole_stage_is_not() -> None:
+    with pytest.raises(Failure, match="the audit found something"):
+        command._conclude(result((2, 2), (0, 2), FAIL=1))
+    with pytest.raises(Failure, match="no seal of stage 0 counts any work"):
+        command._conclude(result((0, 2), (0, 2)))
+
+
+def test_a_runs_times_are_ten_times_as_long_on_a_machine_that_is_ten_times_slower(tmp_path: Path) -> None:
+    def written(trains: float) -> Draft:
+        (tmp_path / "run.toml").write_text(draft(3, 2, 2, trains=trains))
+        return draft_from_toml(tmp_path / "run.toml")
+
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.py").write_text("x = 1\n" * 2000)
+    usual, slow = written(0.2).timing, written(10.0).timing
+    for name in ("straggler_grace", "proposal_timeout", "round_timeout", "eviction_time"):
+        assert getattr(slow, name) == 10 * getattr(usual, name)
+    assert written(6.1).timing.round_timeout == 155, "each is one that the manifest takes beside the others"
+    speeds = [Measured(flops, flops) for flops in (1e10, 1e9)]
+    fast, ten_times = (lasts(written(1.0), speed, 1.0) for speed in speeds)
+    assert ten_times == pytest.approx(10 * fast)
+    assert lasts(written(1.0), speeds[0], 7.0) == pytest.approx(7 * fast), "replicas that share the cores"
+
+
+def test_a_round_is_measured_by_real_steps(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.py").write_text("x = 1\n" * 2000)
+    (tmp_path / "run.toml").write_text(draft(3, 1, 1))
+    threads = torch.get_num_threads()
+    one, many = (measured_round(tmp_path / "run.toml", replicas, 1) for replicas in (1, 100 * cores()))
+    assert 0 < one < many
+    assert torch.get_num_threads() == threads

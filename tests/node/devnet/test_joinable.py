@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dlx.node.cli.devnet import devnet as command
+from dlx.node.devnet import devnet as devnets
 from dlx.node.devnet.devnet import Devnet, DevnetShape, draft
 from dlx.node.devnet.joinable import JoinableDevnet
 from dlx.node.home.datadir import DataDir
@@ -91,11 +92,13 @@ def test_a_devnet_that_was_not_finished_is_named_and_ctrl_c_leaves_none(
 
         return start
 
+    monkeypatch.setattr(devnets, "measured_round", lambda path, replicas, threads: 10.0)  # a slow machine
     for error in (Failure("no chain"), KeyboardInterrupt()):
         monkeypatch.setattr(JoinableDevnet, "start_chain", ends(error))
         with pytest.raises(type(error)):
             JoinableDevnet.begin(tmp_path / type(error).__name__, "127.0.0.1", lambda line: None)
     assert [path.name for path in tmp_path.iterdir()] == ["Failure"]
+    assert draft_from_toml(tmp_path / "Failure" / "run.toml").timing.round_timeout == 250, "as was measured"
     for verb in (["devnet"], ["demo"], ["demo", "--resume"]):
         folder = tmp_path / "Failure"
         said = dlx(*verb, "--datadir", folder, code=2).stderr

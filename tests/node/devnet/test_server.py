@@ -10,7 +10,7 @@ import pytest
 
 from dlx.ground.forks import Forked
 from dlx.node.devnet.server import NodeServer, Wanted
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +34,18 @@ def test_a_fork_does_what_the_program_does(server: NodeServer, tmp_path: Path) -
     (line,) = wrong.read_text().splitlines()
     assert line.startswith("dlx-node: ")
     assert psutil.Process(server.pid).num_threads() == 1, "only then is a fork safe"
+
+
+class Broken(NodeServer):
+    MODULE = "dlx.nothing"
+
+
+def test_what_a_server_dies_of_is_in_its_log_and_not_on_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        broken = Broken(errors=log)
+    until("its end", lambda: not broken.alive)
+    broken.stop()
+    assert "No module named dlx.nothing" in (tmp_path / "log").read_text()
+    assert capfd.readouterr().err == ""

@@ -2,18 +2,23 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dlx.ledger.chain import ChainError
 from dlx.ledger.chain.on_disk import newest_block
+from dlx.ledger.index.event_index import Contracts
 from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
-from dlx.node.home.ledgers import reachable_chain
+from dlx.node.home.ledgers import deploy_embedded, open_ledger, reachable_chain
 from dlx.node.home.settings import Settings
 from tests.history_builder import History, Network, embedded_chain
+from tests.ledger.fault_proxy import FaultProxy
+from tests.patience import patient, until
 
 pytest_plugins = ["tests.history_builder"]
 
@@ -56,6 +61,46 @@ def test_a_folder_without_a_chain_that_can_be_read_is_refused(
         newest_block(folder.chain)
     with pytest.raises(UsageFailure, match="cannot be told"):
         _enter(settings, folder)
+
+
+def test_a_command_waits_for_the_chain_that_it_starts_and_says_nothing_of_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = DataDir(tmp_path)
+    folder.create()
+    with embedded_chain(folder.chain) as url:
+        found = deploy_embedded(folder, url, 31337)
+    impatient = Settings(rpc_url=(url,), ledger=found["ledger"], rpc_timeout=0.2)  # loading an EVM takes longer
+    with open_ledger(impatient, folder) as client:
+        assert client.contracts().ledger == found["ledger"]
+    assert (folder.logs / "chain.log").exists() and capfd.readouterr().err == ""
+
+
+def test_a_chain_that_answers_late_is_not_started_again(
+    history_network: Network, honest_history: History, tmp_path: Path
+) -> None:
+    folder, settings = _folder(tmp_path, honest_history)
+    shutil.copytree(history_network.blobs.parent / "chain", folder.chain, dirs_exist_ok=True)
+    with FaultProxy(honest_history.rpc_url) as proxy:
+        proxy.delay = 1.0
+        slow = replace(settings, rpc_url=(proxy.url,), rpc_timeout=patient(10.0))
+        folder.contracts.write_text(folder.contracts.read_text().replace(honest_history.rpc_url, proxy.url))
+        with reachable_chain(slow, folder) as here:
+            assert here == slow
+
+
+def test_a_command_asks_a_chain_node_for_longer_than_a_poll_does(honest_history: History, tmp_path: Path) -> None:
+    def contracts() -> Contracts:
+        with open_ledger(settings, DataDir(tmp_path)) as client:
+            return client.contracts()
+
+    with FaultProxy(honest_history.rpc_url) as proxy, ThreadPoolExecutor(1) as threads:
+        settings = Settings(rpc_url=(proxy.url,), ledger=honest_history.ledger, rpc_timeout=patient(2.0))
+        proxy.fault("hang", methods=["eth_call"])
+        found = threads.submit(contracts)
+        until("another try", lambda: proxy.seen.count("eth_call") > 1 or found.done())
+        proxy.fault("none")
+        assert found.result().ledger == honest_history.ledger
 
 
 def _enter(settings: Settings, folder: DataDir) -> None:
