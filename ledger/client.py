@@ -13,6 +13,7 @@ from dlx.ledger.bindings import Interface
 from dlx.ledger.bonds import Bond, Evidence
 from dlx.ledger.errors import Contradiction, LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
 from dlx.ledger.events import Joined, RawLog, decode_log, parse_log
+from dlx.ledger.index.crosscheck import read_all
 from dlx.ledger.index.event_index import Contracts, EventIndex, Head
 from dlx.ledger.index.feed import EventFeed, RunFeed
 from dlx.ledger.index.rebuild import NodesReplay
@@ -222,13 +223,15 @@ class LedgerClient:
 
     @contextmanager
     def events(self, progress: Callable[[int, int], None] | None = None) -> Iterator[EventIndex]:
-        """The index with every event up to now. `progress` gets (block, last block) while it is read.
+        """The index with every event up to now, as many as the contracts count. `progress` gets (block, last block)
+        while it is read.
 
-        Raises LedgerUnavailable also where the chain node answers with an error of its own.
+        Raises LedgerUnavailable also where the chain node answers with an error of its own, EventsLeftOut where no URL
+        gives all.
         """
         with closing(self.open_index()) as index:
             try:
-                index.sync(self.rpc, progress)
+                read_all(index, self.rpc, progress)
             except RpcError as error:
                 raise self._failing(error) from None
             yield index

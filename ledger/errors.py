@@ -33,6 +33,12 @@ class Contradiction(LedgerError):
     """What a chain node said cannot be true: it contradicts itself, or what was proven."""
 
 
+class EventsLeftOut(Contradiction):
+    """What chain nodes tell of old blocks is not all that the contracts say of themselves: name another."""
+
+    exit_code = 3
+
+
 class RpcError(LedgerError):
     """The chain node's own error answer."""
 

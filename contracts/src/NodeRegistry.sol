@@ -33,6 +33,9 @@ contract NodeRegistry is EIP712, Deployed {
     /// @notice The account that registered the peer id with this keccak256, be it long ago; zero where there is none.
     mapping(bytes32 peerIdHash => address account) public accountOf;
 
+    /// @notice How many events there were: who has read fewer lacks some.
+    uint256 public changes;
+
     /// @notice `nonce` is the one that the node key signed; the account's next registration signs one more.
     event NodeRegistered(address indexed account, bytes peerId, uint256 nonce);
     /// @notice All addresses of the account's node; earlier ones hold no more.
@@ -67,6 +70,7 @@ contract NodeRegistry is EIP712, Deployed {
         address holder = accountOf[keccak256(peerId)];
         if (holder != address(0) && holder != msg.sender) revert PeerIdTaken(holder);
         accountOf[keccak256(peerId)] = msg.sender;
+        ++changes;
         emit NodeRegistered(msg.sender, peerId, nonce);
         _publish(multiaddrs);
     }
@@ -85,6 +89,7 @@ contract NodeRegistry is EIP712, Deployed {
         bytes memory peerId = _peerId(node);
         node.x = 0;
         node.prefix = 0;
+        ++changes;
         emit NodeDeregistered(msg.sender, peerId);
     }
 
@@ -110,6 +115,7 @@ contract NodeRegistry is EIP712, Deployed {
             uint256 length = bytes(multiaddrs[i]).length;
             if (length > MAX_ADDRESS_BYTES) revert AddressTooLong(i, length, MAX_ADDRESS_BYTES);
         }
+        ++changes;
         emit AddressesChanged(msg.sender, multiaddrs);
     }
 

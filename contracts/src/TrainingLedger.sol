@@ -40,6 +40,9 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
 
     mapping(bytes32 run => Run) private _runs;
 
+    /// @notice How many runs were created: who has read fewer of these events lacks some.
+    uint256 public runs;
+
     constructor(NodeRegistry registry_, IInvitations invitations_, IBonds bonds_)
         EIP712("dlx-node TrainingLedger", "3")
     {
@@ -77,6 +80,7 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
             if (founders[i] == address(0)) revert InvalidConfig("founders");
             r.founders[founders[i]] = true;
         }
+        ++runs;
         emit RunCreated(run, msg.sender, config, name, genesis, founders);
     }
 

@@ -170,6 +170,23 @@ contract NodeRegistryTest {
         registry.deregister();
     }
 
+    /// @dev Readers compare it with the events that they have.
+    function test_everyEventIsCounted() public {
+        vm.recordLogs();
+        register(NODE_KEY, ALICE);
+        register(OTHER_NODE_KEY, BOB);
+        vm.prank(ALICE);
+        registry.setAddresses(addresses);
+        vm.prank(BOB);
+        registry.deregister();
+        vm.prank(BOB);
+        vm.expectRevert(abi.encodeWithSelector(NodeRegistry.NotRegistered.selector, BOB));
+        registry.deregister();
+        register(NODE_KEY, ALICE);
+        vm.assertEq(registry.changes(), 8);
+        vm.assertEq(vm.getRecordedLogs().length, 8);
+    }
+
     function test_addressesAreBoundedAndOnlyForTheRegistered() public {
         vm.prank(ALICE);
         vm.expectRevert(abi.encodeWithSelector(NodeRegistry.NotRegistered.selector, ALICE));

@@ -66,6 +66,7 @@ contract RefusalsTest is Fixture {
         vm.assertEq(ledger.creatorOf(run), CREATOR);
         vm.assertTrue(ledger.isFounder(run, founder));
         vm.assertFalse(ledger.isFounder(run, CREATOR));
+        vm.assertEq(ledger.runs(), 1); // what is refused is none
         vm.expectRevert(abi.encodeWithSelector(ILedger.UnknownRun.selector, bytes32(0)));
         ledger.head(0, 0);
     }
@@ -89,6 +90,7 @@ contract RefusalsTest is Fixture {
         create(config);
         (config.manifest, config.horizon) = (keccak256("and of another"), 8);
         create(config);
+        vm.assertEq(ledger.runs(), 3);
     }
 
     function test_checkpoints() public {

@@ -75,6 +75,8 @@ class EventIndex:
         self.domain = Domain(chain_id, contracts.ledger)
         self.contracts = contracts
         self._forgets_later = self._to_forget = False  # see `forgetting_at_end`
+        self.unproven = _NONE  # the last block read here of whose logs a chain node's word is all there is
+        self.counted = _NONE  # the block up to which all was compared with the contracts' counts: see crosscheck
         self._file = IndexFile(path, chain_id, contracts.ledger, contracts.registry, contracts.since)
 
     @property
@@ -120,9 +122,11 @@ class EventIndex:
         start, previous = (self.contracts.since, None) if reached is None else (reached.block + 1, reached.hash)
         contracts = self.contracts.ledger, self.contracts.registry
         try:
-            for last, logs in fetch_logs(rpc, contracts, start, newest, previous):
+            for last, logs, proven in fetch_logs(rpc, contracts, start, newest, previous):
                 if not self._append(reached, last, logs):
                     return  # another process was quicker
+                if not proven:
+                    self.unproven = last.number
                 reached = Head(last.number, last.hash, last.time)
                 if progress is not None:
                     progress(last.number, newest.number)
@@ -130,8 +134,13 @@ class EventIndex:
             if reached is first or isinstance(error, IndexLost):
                 raise
 
+    def drop(self) -> None:
+        """Drops everything, at once."""
+        with self._writing():
+            self._drop_after(_NONE)
+
     def forget(self) -> None:
-        """Drops everything: what was read contradicts itself, so the chain node left something out. Nothing within a
+        """As `drop`: what was read contradicts itself, so the chain node left something out. Nothing within a
         minute of the last time, in whichever process: a chain node that gives the same again is not read for ever."""
         if self._forgets_later:
             self._to_forget = True
@@ -193,6 +202,12 @@ class EventIndex:
     def runs(self) -> list[bytes]:
         """The id of every run, oldest first."""
         return [run for (run,) in self._rows("SELECT run FROM runs ORDER BY block, log_index")]
+
+    def counts(self, until: int) -> tuple[int, int]:
+        """How many runs there are, and events of the registry, up to a block."""
+        query = "SELECT (SELECT count(*) FROM runs WHERE block <= ?), count(*) FROM logs WHERE run = ? AND block <= ?"
+        runs, changes = self._rows(query, until, REGISTRY, until)[0]
+        return runs, changes
 
     def logs(self, run: bytes | None = None, after: Place = START, until: int | None = None) -> Iterator[Timed]:
         """The logs of one run (REGISTRY: the registry's; None: all), in chain order, after a place up to a block."""
@@ -344,6 +359,7 @@ class EventIndex:
 
     def _drop_after(self, block: int) -> None:
         db = self._file.db
+        self.counted = min(self.counted, block)
         for table in PLACED:
             db.execute(f"DELETE FROM {table} WHERE block > ?", (block,))
         db.execute("DELETE FROM blocks WHERE number > ?", (block,))

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 
 from dlx.ledger.errors import Contradiction, LedgerError
 from dlx.ledger.events import Event
-from dlx.ledger.index.crosscheck import incomplete, left_out
+from dlx.ledger.index.crosscheck import Comparison, incomplete, left_out, miscounted
 from dlx.ledger.index.event_index import START, EventIndex, Head, Mark
 from dlx.ledger.index.log_reader import Unsettled
 from dlx.ledger.index.rebuild import NodesReplay, RunReplay
-from dlx.ledger.rpc.failover import LAG
 from dlx.ledger.rpc.headers import Header
 from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.view.node_registry import NodeTable
@@ -59,6 +58,7 @@ class EventFeed:
 
     def __init__(self, open_index: OpenIndex, run: bytes | None = None, confirmations: int = 0) -> None:
         self._tracker, self._run = _Tracker(open_index, confirmations), run
+        self._comparison = Comparison()
         self._mark: Mark | None = None
         self._after = START
 
@@ -68,10 +68,17 @@ class EventFeed:
 
         What the chain node cannot give yet is left to the next poll. Raises LedgerError, LedgerUnavailable (Unsettled
         where the chain node is without what it says it has: at once while nothing was read, else poll after poll);
-        nothing is lost by that.
+        nothing is lost by that. A feed of all runs has as many of them, and of the registry's events, as the contracts
+        count: compared as in RunFeed.
         """
         reached = self._tracker.poll(rpc, wait)
         index = self._tracker.index
+        if self._run is None and reached.complete and self._comparison.is_due(index, reached.until):
+            name = rpc.name
+            if about := miscounted(rpc, index, reached.until):
+                self._comparison.failed(index, rpc)
+                raise Unsettled(incomplete(name, "events", about))
+            self._comparison.passed(reached.until)
         mark, undone = index.mark(), None if self._mark is None else index.undone(self._mark)
         reorg = undone is not None and undone < self._after[0]
         after = START if reorg else self._after
@@ -101,8 +108,7 @@ class RunFeed:
     def __init__(self, open_index: OpenIndex, run: bytes, confirmations: int = 0, keep: int | None = None) -> None:
         self._tracker, self._run, self._keep = _Tracker(open_index, confirmations), run, keep
         self._replays: tuple[RunReplay, NodesReplay] | None = None
-        self._compared: int | None = None  # the block up to which all that was read agrees with the contracts
-        self._contradicted = False  # by them, the last time
+        self._comparison = Comparison()
 
     @property
     def index(self) -> EventIndex:
@@ -127,13 +133,11 @@ class RunFeed:
         except ViewError as error:
             name = rpc.name
             rpc.rest()
-            raise Contradiction(incomplete(name, self._run, str(error))) from error
+            raise Contradiction(incomplete(name, self._events, str(error))) from error
         if reorg or others_reorg or not reached.complete:  # what was missing may be told as nothing
-            self._compared = None
-        if reached.complete:
-            if self._compared is None or reached.until > self._compared + LAG:  # not each block's bloom was seen
-                self._compare(rpc, run.view, nodes.nodes, reached.until)
-            self._compared = reached.until
+            self._comparison.void()
+        if reached.complete and self._comparison.is_due(self._tracker.index, reached.until):
+            self._compare(rpc, run.view, nodes.nodes, reached.until)
         return RunUpdate(
             reached.head, run.view, nodes.nodes, moved or others_moved, reorg or others_reorg, reached.complete,
             self._tracker.index.recent(),
@@ -143,14 +147,14 @@ class RunFeed:
         """Raises Unsettled where a chain node left events out."""
         index, name = self._tracker.index, rpc.name
         about = left_out(rpc, index.contracts, view, nodes, block)
-        if about is None:
-            self._contradicted = False
-            return
-        if self._contradicted:
-            index.forget()
-            rpc.rest()
-        self._compared, self._contradicted = None, True
-        raise Unsettled(incomplete(name, self._run, about))
+        if about is not None:
+            self._comparison.failed(index, rpc)
+            raise Unsettled(incomplete(name, self._events, about))
+        self._comparison.passed(block)
+
+    @property
+    def _events(self) -> str:
+        return f"events of run 0x{self._run.hex()}"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dlx.ledger.abi import TypedError
 from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, LedgerUnavailable, RpcError
@@ -30,6 +30,14 @@ _TRIES, _PAUSE = 4, 0.25  # requests to a chain node that is late, seconds betwe
 _LATE, _MOST_LATE = 16, 64  # s by which one may be late on a chain where `LAG` blocks take less; blocks of it, at most
 
 
+class Page(NamedTuple):
+    """Some blocks' logs of the contracts, in chain order."""
+
+    last: Header  # of the blocks
+    logs: list[Timed]
+    proven: bool  # whether the blocks' hashes show which of the contracts have any
+
+
 class Unsettled(LedgerUnavailable):
     """The chain changed while it was read, or the chain node does not have yet what it told of: read again."""
 
@@ -41,9 +49,8 @@ class IndexLost(Unsettled):
 
 def fetch_logs(
     rpc: RpcClient, contracts: Sequence[str], start: int, end: Header, previous: bytes | None = None
-) -> Iterator[tuple[Header, list[Timed]]]:
-    """Pages (last block, logs of the contracts in chain order) that together cover blocks `start` to `end`, all of the
-    chain of `end`.
+) -> Iterator[Page]:
+    """Pages that together cover blocks `start` to `end`, all of the chain of `end`.
 
     `previous`: the hash of block `start` - 1, where it is known. Raises Unsettled.
     """
@@ -56,12 +63,12 @@ def fetch_logs(
         if first.parent != previous:
             raise Unsettled(f"block {start} stands on another block than the one read before")
         if is_old:  # for want of its logs the reading before may have ended here
-            yield first, _of_block(rpc, contracts, first, is_old=True)
+            yield _of_block(rpc, contracts, first, is_old=True)
             start += 1
     if recent[0].number > start:
         yield from _by_ranges(rpc, contracts, start, _parent(rpc, recent[0]))
     for block in recent:
-        yield block, _of_block(rpc, contracts, block)
+        yield _of_block(rpc, contracts, block)
 
 
 def insist(ask: Callable[[], T | None], what: str) -> T:
@@ -101,12 +108,13 @@ def _recent(rpc: RpcClient, start: int, end: Header) -> list[Header]:
     return found
 
 
-def _of_block(rpc: RpcClient, contracts: Sequence[str], block: Header, is_old: bool = False) -> list[Timed]:
-    """Those of the contracts. `is_old`: every chain node has the block by now, so what none tells of counts as none."""
+def _of_block(rpc: RpcClient, contracts: Sequence[str], block: Header, is_old: bool = False) -> Page:
+    """`is_old`: every chain node has the block by now, so what none tells of counts as none."""
     bloom = proven_bloom(block.told)
+    proven = bloom is not None
     named = {contract for contract in contracts if bloom is not None and _has(bloom, octets(contract, 20))}
     if bloom is not None and not named:
-        return []
+        return Page(block, [], proven)
     told = None if block.logs is None or block.logs.of != tuple(contracts) else _parsed(rpc, block.logs.found)
     if named and told is not None and _tell_of(told, named):
         found = told
@@ -122,10 +130,11 @@ def _of_block(rpc: RpcClient, contracts: Sequence[str], block: Header, is_old: b
             except Unsettled:
                 if not is_old:
                     raise
+                proven = False
     logs = [log for log, _ in found]
     if any((log.block, log.block_hash) != (block.number, block.hash) for log in logs):
         raise Contradiction(f"the chain node at {rpc.name} gave logs of other blocks than asked for")
-    return [(log, block.time) for log in sorted(logs, key=lambda log: log.log_index)]
+    return Page(block, [(log, block.time) for log in sorted(logs, key=lambda log: log.log_index)], proven)
 
 
 def _has(bloom: int, value: bytes) -> bool:
@@ -179,9 +188,7 @@ def _logs_of_receipts(rpc: RpcClient, block: Header) -> list[tuple[RawLog, int |
         raise Contradiction(f"the chain node at {rpc.name} gave something else than receipts") from None
 
 
-def _by_ranges(
-    rpc: RpcClient, contracts: Sequence[str], start: int, end: Header
-) -> Iterator[tuple[Header, list[Timed]]]:
+def _by_ranges(rpc: RpcClient, contracts: Sequence[str], start: int, end: Header) -> Iterator[Page]:
     """Pages that shrink where the chain node finds them too large, and grow again only now and then. Where it gives few
     blocks at a time a page has several such ranges, in one exchange."""
     given = 0  # blocks in a range of which it gave the logs just now
@@ -207,7 +214,7 @@ def _by_ranges(
         if logs:
             _check_canonical(rpc, logs[-1][0], block)
         times = _times(rpc, [log for log, time in logs if time is None])
-        yield block, [(log, times[log.block_hash] if time is None else time) for log, time in logs]
+        yield Page(block, [(log, times[log.block_hash] if time is None else time) for log, time in logs], False)
         start = last + 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from typing import Literal, TypeVar
@@ -16,10 +16,11 @@ from dlx.ground.backoff import Backoff
 from dlx.ground.blobs import BlobError, read_blob
 from dlx.ground.untrusted import printable
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.errors import Contradiction, LedgerUnavailable
-from dlx.ledger.index.crosscheck import incomplete, left_out
+from dlx.ledger.errors import LedgerError, LedgerUnavailable
+from dlx.ledger.index.crosscheck import Claim, disagreement, left_out, make_whole, stage_claims
 from dlx.ledger.index.event_index import EventIndex
 from dlx.ledger.index.rebuild import NodesReplay, RunReplay
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions.fees import GWEI
 from dlx.ledger.typed import RunConfig
 from dlx.ledger.view.run_state import ViewError
@@ -174,22 +175,24 @@ def resolve_patiently(client: LedgerClient, given: str | None, say: Callable[[st
 def view_of(client: LedgerClient, index: EventIndex, run: bytes) -> RunView:
     """A run of the ledger as its events say, where the contracts say the same; use it while the index is open.
 
-    Raises Contradiction where the chain node left events out or made some up, LedgerUnavailable.
+    Raises EventsLeftOut where the chain nodes left events out or made some up, LedgerUnavailable.
     """
-    name = client.rpc.name
-    for _ in range(2):  # a reorg just then looks the same, once
+    views: list[RunView] = []
+
+    def check(node: RpcClient) -> str | None:
+        views.clear()
+        nodes, tip = NodesReplay(index), index.tip
         try:
-            view, nodes = replayed(index, run), NodesReplay(index)
-        except ViewError as error:
-            raise Contradiction(incomplete(name, run, str(error))) from error
-        nodes.advance()
-        tip = index.tip
-        about = "" if tip is None else left_out(client.rpc, index.contracts, view, nodes.nodes, tip.block) or ""
-        if not about:
-            return view
-        index.sync(client.rpc)
-    index.forget()
-    raise Contradiction(incomplete(name, run, about))
+            views.append(replayed(index, run))
+            nodes.advance()
+        except LedgerUnavailable:
+            raise
+        except (ViewError, LedgerError) as error:
+            return str(error)
+        return None if tip is None else left_out(node, index.contracts, views[0], nodes.nodes, tip.block)
+
+    make_whole(index, client.rpc, check, f"events of run 0x{run.hex()}")
+    return views[0]
 
 
 def replayed(index: EventIndex, run: bytes) -> RunView:
@@ -200,10 +203,30 @@ def replayed(index: EventIndex, run: bytes) -> RunView:
     return replay.view
 
 
-def list_runs(index: EventIndex, folders: Sequence[Path]) -> tuple[list[RunSummary], list[UnreadableRun]]:
+def list_runs(
+    client: LedgerClient, index: EventIndex, folders: Sequence[Path]
+) -> tuple[list[RunSummary], list[UnreadableRun]]:
     """Every run of the ledger, oldest first, and those that could not be shown; a manifest in a blob folder says when a
-    run ends that adapts."""
-    return readable(index, index.runs(), lambda run: summary(replayed(index, run), folders))
+    run ends that adapts.
+
+    Raises EventsLeftOut where the heads or slots of those shown are not the contracts', LedgerUnavailable.
+    """
+    lists: list[tuple[list[RunSummary], list[UnreadableRun]]] = []
+
+    def check(node: RpcClient) -> str | None:
+        claims: list[Claim] = []
+        tip = index.tip
+
+        def read(run: bytes) -> RunSummary:
+            view = replayed(index, run)
+            claims.extend(replace(one, about=f"{one.about} of run 0x{run.hex()}") for one in stage_claims(view))
+            return summary(view, folders)
+
+        lists[:] = [readable(index, index.runs(), read)]
+        return None if tip is None else disagreement(node, index.contracts, claims, tip.block)
+
+    make_whole(index, client.rpc, check, "events of a run")
+    return lists[0]
 
 
 def readable(

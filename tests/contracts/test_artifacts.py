@@ -58,6 +58,7 @@ FUNCTIONS = {
         "peerIdOf(address)",
         "accountOf(bytes32)",
         "isRegistered(address)",
+        "changes()",
     },
     "Invitations": {
         "admits(bytes32,address)",
@@ -97,6 +98,7 @@ FUNCTIONS = {
         "publishCheckpoint(bytes32,uint32,bytes32,string)",
         "evaluate(bytes32,uint32,uint64,uint32,bytes32)",
         "registry()",
+        "runs()",
         "runConfig(bytes32)",
         "head(bytes32,uint16)",
         "holderOf(bytes32,uint16,uint16)",

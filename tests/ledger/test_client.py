@@ -20,6 +20,7 @@ from dlx.ledger.errors import LedgerError, LedgerUnavailable, Reverted, WrongLed
 from dlx.ledger.events import RunCreated
 from dlx.ledger.index.log_reader import fetch_logs
 from dlx.ledger.keys import account_of, peer_id, public_point, sign
+from dlx.ledger.rpc.failover import LAG
 from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.typed import Outcome, registration_digest
 from tests.ledger.conftest import NEVER_AGAIN
@@ -288,7 +289,8 @@ def test_a_follower_waits_for_news_for_less_than_a_kilobyte(tmp_path):
             seen += client.poll(feed, 60.0).events
         blocks = client.poll(feed).head.block - head.block
         spent = sum(client.rpc.traffic) - sum(before)
-        assert 0 < spent < 800 * (blocks + 1) + 4_500, "the logs of one block, and little for each block"
+        compared = 1_500 * (blocks // LAG)  # where many come at once, as on a busy machine
+        assert 0 < spent < 800 * (blocks + 1) + 4_500 + compared, "the logs of one block, and little for each block"
     finally:
         world.stop()
 
@@ -302,7 +304,7 @@ def test_a_header_that_proves_that_its_block_has_no_logs_of_ours_is_enough(world
     def logs(proxy: FaultProxy, number: int) -> list[bytes]:
         rpc = RpcClient(proxy.url)
         end = rpc.header(number)
-        return [log.tx for _, page in fetch_logs(rpc, contracts, number, end, end.parent) for log, _ in page]
+        return [log.tx for page in fetch_logs(rpc, contracts, number, end, end.parent) for log, _ in page.logs]
 
     with FaultProxy(world.url) as proxy:
         blooms = {n: proxy.ask("eth_getBlockByNumber", hex(n), False)["logsBloom"] for n in (ours - 1, ours + 1)}

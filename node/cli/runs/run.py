@@ -109,7 +109,7 @@ def list_(given: options.Given, json: options.JsonOption = False) -> None:
     from dlx.node.runs import find
 
     with open_ledger(settings, folder) as client, open_index(client) as index:
-        found, unreadable = find.list_runs(index, folder.blob_folders)
+        found, unreadable = find.list_runs(client, index, folder.blob_folders)
     for one in unreadable:
         options.note(f"run {one.run} cannot be shown: {one.why}")
     if json:

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -15,9 +16,10 @@ from typing import NamedTuple
 
 from dlx.ledger.campaigns import Campaigns
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.errors import LedgerError, LedgerUnavailable
+from dlx.ledger.errors import EventsLeftOut, LedgerError, LedgerUnavailable
 from dlx.ledger.events import Convicted
 from dlx.ledger.index import seal_rows
+from dlx.ledger.index.crosscheck import Comparison, disagreement, incomplete, read_all, stage_claims
 from dlx.ledger.index.event_index import EventIndex, Head
 from dlx.ledger.index.log_reader import Unsettled
 from dlx.ledger.index.rebuild import RunReplay
@@ -50,6 +52,7 @@ from dlx.training.recipe.recipe import Plan
 
 RUNS = 50  # on a page
 _FRESH_SECONDS = 1.0  # that the index is believed to be at the head
+_LEFT_OUT_SECONDS = 60.0  # that chain nodes are left alone which left events out
 _DRAW_SECONDS, _FILE_SECONDS = 0.3, 20.0  # to ask for the blocks that draw, for one page, and for a file
 _OPEN_RUNS = 64  # replayed and kept in memory
 _TRIES = 5
@@ -178,6 +181,7 @@ class _Run:
         self.held_out: Mapping[int, HeldOut] = {}
         self._said: tuple[int, int] | None = None  # how much of it was said, and how much could be, when it was read
         self.improved: Mapping[str, float] | None = None
+        self.comparison = Comparison()
         self._begin()
 
     @property
@@ -302,9 +306,10 @@ class Reader:
         with self._lock:
             self._sync()
             runs = self._index.runs()[::-1]
-            source = self._source()
             lines, unreadable = find.readable(self._index, runs[first : first + RUNS], self._line_of)
-            if self._index.tip is None:
+            self._compare([self._runs[run] for run in runs[first : first + RUNS] if run in self._runs])
+            source = self._source()
+            if self._index.tip is None and self._silence is None:
                 self._synced = 0.0  # what could not be read was forgotten
             return RunsPage(source, lines, unreadable, len(runs), first)
 
@@ -364,7 +369,7 @@ class Reader:
             runs = self._index.runs()[::-1]
 
             def board(run: bytes) -> Leaderboard:
-                with self._open(run) as opened:
+                with self._open(run, alone=False) as opened:
                     return self._board(opened, _DRAW_SECONDS / RUNS)
 
             boards, unreadable = find.readable(self._index, runs[first : first + RUNS], board)
@@ -433,7 +438,7 @@ class Reader:
             )  # fmt: skip
 
     def _line_of(self, run: bytes) -> RunLine:
-        with self._open(run) as opened:
+        with self._open(run, alone=False) as opened:
             totals, newest = opened.totals, opened.newest_held_out
             return RunLine(find.summary(opened.view, self.folders), totals.share(), _last_loss(totals), newest)
 
@@ -515,20 +520,49 @@ class Reader:
         """What the chain node does not give leaves the pages as they are, with a word about it."""
         if time.monotonic() < self._synced + _FRESH_SECONDS:
             return
+        rest = 0.0
         try:
-            self._index.sync(self._rpc)
+            read_all(self._index, self._rpc)
             self._silence = None
         except LedgerUnavailable as error:
             self._silence = str(error)
-        self._synced = time.monotonic()
+        except EventsLeftOut as error:  # each look would have all read anew
+            self._silence, rest = str(error), _LEFT_OUT_SECONDS
+        self._synced = time.monotonic() + rest
+
+    def _compare(self, runs: Sequence[_Run]) -> None:
+        """Says it where the contracts have other heads or slots of runs than were read."""
+        tip, name = self._index.tip, self._rpc.name
+        if tip is None or self._silence is not None:
+            return
+        due = [one for one in runs if one.comparison.is_due(self._index, tip.block)]
+        claims = [
+            replace(claim, about=f"{claim.about} of run 0x{one.view.run.hex()}")
+            for one in due
+            for claim in stage_claims(one.view)
+        ]
+        try:
+            about = disagreement(self._rpc, self._index.contracts, claims, tip.block)
+        except LedgerUnavailable as error:
+            self._silence = str(error)
+            return
+        if about is None:
+            for one in due:
+                one.comparison.passed(tip.block)
+        else:
+            due[0].comparison.failed(self._index, self._rpc)
+            self._silence = incomplete(name, "events", about)
 
     @contextmanager
-    def _open(self, run: bytes) -> Iterator[_Run]:
-        """The run as the index has it now. Raises NotThere."""
+    def _open(self, run: bytes, alone: bool = True) -> Iterator[_Run]:
+        """The run as the index has it now; of those that are not shown `alone` many are compared at once. Raises
+        NotThere."""
         with self._lock:
             self._sync()
             opened = self._runs.pop(run, None) or _Run(self._index, run, self.folders)
             opened.advance()
+            if alone:
+                self._compare([opened])
             if self._silence is None:
                 opened.ask_held_out(self.client)
             self._runs[run] = opened

@@ -1063,8 +1063,8 @@ def _doctored(history: History, doctor: Doctor) -> Iterator[LedgerClient]:
     def change(method: str, params: list[Any], result: Any) -> Any:
         if method != "eth_getLogs":
             return result
-        ours = [log for log in result if history.run.hex() in log["topics"][1]] if result else []
-        return [changed for log in ours if (changed := doctor(log)) is not None]
+        found = [doctor(log) if history.run.hex() in log["topics"][1] else log for log in result or []]
+        return [log for log in found if log is not None]
 
     with _proxy(history.rpc_url, change) as url:
         yield LedgerClient(url, history.ledger)

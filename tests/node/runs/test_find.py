@@ -1,12 +1,15 @@
 """Reading a run: whole, or not at all."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.errors import LedgerUnavailable
+from dlx.ledger.errors import LedgerUnavailable, RpcError
 from dlx.ledger.index import seal_rows
 from dlx.ledger.index.event_index import Head
 from dlx.ledger.index.feed import RunUpdate
+from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.typed import Domain
 from dlx.ledger.view.node_registry import NodeTable
 from dlx.ledger.view.run_view import RunView
@@ -17,12 +20,21 @@ RUN, DOMAIN = b"\x01" * 32, Domain(31337, f"0x{1:040x}")
 HEAD = Head(9, bytes(32), 1_700_000_009)
 
 
+class SaysNothing(RpcClient):
+    """A chain node that has no state."""
+
+    def batch(self, *_: object, **more: object) -> Iterator[object]:
+        raise RpcError(-32000, "missing trie node")
+
+
 class Client(LedgerClient):
     """Polls give these updates."""
 
     def __init__(self, *updates: RunUpdate) -> None:
         super().__init__("http://127.0.0.1:9", DOMAIN.ledger, chain_id=DOMAIN.chain_id)
         self.updates = iter(updates)
+
+        self.rpc = SaysNothing("http://127.0.0.1:9")
 
     def poll(self, feed: object, wait: float = 0.0) -> RunUpdate:
         return next(self.updates)
@@ -49,7 +61,7 @@ def test_a_run_that_cannot_be_shown_hides_no_other() -> None:
     stated.create(evil, tokens_per_step=2**64 - 1)
     stated.create(late)
     mark = stated.index.mark()
-    runs, unreadable = find.list_runs(stated.index, ())
+    runs, unreadable = find.list_runs(Client(), stated.index, ())
     assert [(run.run, run.sealed_rounds) for run in runs] == [("0x" + RUN.hex(), 1), ("0x" + late.hex(), 0)]
     (found,) = unreadable
     assert found.run == "0x" + evil.hex() and "tokens_per_step: expected 1 to 1099511627775, got 1844" in found.why
@@ -64,7 +76,7 @@ def test_what_no_sum_can_hold_ends_nothing() -> None:
     stated.open()
     for round in range(3):
         stated.seal(round, {0: STEPS, 1: STEPS})
-    find.list_runs(stated.index, ())
+    find.list_runs(Client(), stated.index, ())
     stated.index.keep(stated.index.mark(), (0, 0), lambda db: db.execute("UPDATE seals SET tokens = ?", (2**63 - 1,)))
     assert seal_rows.tokens_before(stated.index, RUN, 3) == 3 * (2**63 - 1)
     assert seal_rows.tokens_before(stated.index, RUN, 0) == 0

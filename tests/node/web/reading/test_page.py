@@ -381,7 +381,7 @@ def test_the_longest_answers_are_read_again(tmp_path: Path) -> None:
 def test_a_silent_chain_node_leaves_what_was_read_and_says_so(stated: StatedRun) -> None:
     page = page_of(stated)
     assert page.source.silence == "nobody answers" and page.source.head.block == stated.block
-    assert "The chain node does not answer" in text(shown(page))
+    assert "The chain node does not give all" in text(shown(page))
 
 
 def test_a_run_that_cannot_be_shown_hides_no_other(stated: StatedRun) -> None:
