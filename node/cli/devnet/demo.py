@@ -50,8 +50,8 @@ def command(
 ) -> None:
     """Start a chain and replicas x stages nodes, train, audit the history, pull the checkpoint and sample from it.
 
-    Exit code 0 only if every round was sealed, seals of every stage count work and the audit passed. On a slow or busy
-    machine a seal may be empty: that is said.
+    Exit code 0 only if every round was sealed, half of each stage's seals or more count work, and the audit passed. On
+    a slow or busy machine a seal may be empty: that is said.
     """
     extras.require("train", "chain", "plot")  # now, not after the training
     root = expand(datadir or _place(resume)).absolute()
