@@ -1,10 +1,10 @@
 """Attacks on a run, a row each: what one costs its author, what it does to the loss, who notices, and what follows.
 
 `python -m benchmarks.attacks [--json FILE]` trains replicas in one process under each aggregation policy, of which some
-lie (`benchmarks.harm`): four, or so many as `--replicas` says. It plays each lie by real members of a real run of 4 x 2
-nodes on the embedded chain (`tests.attacks.runs`), of bfloat16 and several segments a round where the lie says so.
-`--only NAME` picks attacks; without `--runs` or `--harm` both halves are measured. An attack that did honest work only
-ends it with an error.
+lie (`benchmarks.harm`): four, or so many as `--replicas` says. It plays each lie by real members of a real run on the
+embedded chain (`tests.attacks.runs`), of 4 x 2 nodes, in float32 and with one segment a round where the lie does not
+say otherwise. `--only NAME` picks attacks; without `--runs` or `--harm` both halves are measured. An attack that did
+honest work only ends it with an error.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import typer
 
 from benchmarks.harm import PLANS, POLICIES, Company, heldout, proven
 from benchmarks.trainings import Setting, finite, prepare
+from dlx.training.recipe.recipe import Precision
 from tests.attacks.lies import LIES, Lie
 
 STEPS = 10  # inner steps of a round
-REPLICAS = 4  # of a real run
 SOURCE = str(Path(sysconfig.get_paths()["stdlib"]) / "a*.py")
 
 
@@ -60,16 +60,20 @@ def main(
     ]
     with tempfile.TemporaryDirectory(prefix="dlx-attacks-") as folder:
         for lie, row in zip(chosen, rows, strict=True) if harm else ():
+            if not lie.harms:
+                continue
             row["loss"] = finite(_harm(lie, Path(folder) / "harm", harm_rounds, company))
             _note(json.dumps(row))
         played = [(lie, row) for lie, row in zip(chosen, rows, strict=True) if runs and not lie.beside]
-        for number, precision in sorted({(lie.liars, lie.precision) for lie, _ in played}):
+        for place in sorted({_place(lie) for lie, _ in played}):
             from tests.attacks.runs import Arena
 
-            with Arena(Path(folder) / f"run-{number}-{precision}", share, REPLICAS - number, precision) as arena:
+            honest, room, stages, precision = place
+            run = Path(folder) / f"run-{honest}-{stages}-{precision}"
+            with Arena(run, share, honest, precision, stages=stages, room=room) as arena:
                 for lie, row in played:
-                    if (lie.liars, lie.precision) == (number, precision):
-                        row |= arena.play(lie, run_rounds).row()
+                    if _place(lie) == place:
+                        row |= arena.play(lie, max(run_rounds, lie.rounds)).row()
                         _note(json.dumps(row))
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
     result: dict[str, Any] = {"command": " ".join(sys.argv), "machine": machine, "harm_rounds": harm_rounds}
@@ -81,6 +85,11 @@ def main(
     sys.stdout.write(table(rows))
     if runs:
         sys.stdout.write("honest work: {honest_checked} segments checked, {blamed} blamed\n".format(**result["honest"]))
+
+
+def _place(lie: Lie) -> tuple[int, int, int, Precision]:
+    """In which real run it is played: of so many honest replicas, of all and of stages, in this precision."""
+    return lie.replicas - lie.liars, lie.replicas, lie.stages, lie.precision
 
 
 def table(rows: list[dict[str, Any]]) -> str:

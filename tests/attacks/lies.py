@@ -46,7 +46,11 @@ class Lie:
     loss: float = 1.0  # what it makes of the loss
     beside: int = 0  # inner steps that everybody takes, where honest members are slow (simulation only); 0: all
     overstates: bool = False  # whether it states all steps, whatever it took (simulation only)
-    node: str = ""  # what its network process does, see tests.attacks.liar
+    node: str = ""  # what its network process does, see tests.attacks.network
+    harms: bool = True  # whether the simulation shows anything of it
+    replicas: int = 4  # of a real run, its liars' included
+    stages: int = 2  # of a real run
+    rounds: int = 0  # of a real run that it takes at least to be seen
     precision: Precision = "float32"  # of the run that it is played in: in bfloat16 its rounds have several segments
     differs: float = 0.0  # how far what it sends is at least from its honest work, as a part of that; 0: anyhow
 
@@ -165,6 +169,10 @@ LIES = {
         Lie(name="censor", about="lists and signs only what leaves the others out", node="censor"),
         Lie(name="collude", about="half of the replicas: noise, and verdicts for each other", work=0.0, liars=2,
             end=_noise(1.0), node="collude", differs=1.0),
+        Lie(name="captor", about="3 of 8 slots of a stage: 1 of 10 steps in 2 of 8 rounds", work=1 / 40, liars=3,
+            node="captor", harms=False, replicas=8, stages=1, rounds=24),
+        Lie(name="outage", about="half of all members: away for 6 round timeouts", liars=2, node="outage",
+            harms=False, rounds=56),
         Lie(name="alie", about="what others sent, a little off (ALIE)", work=0.0, update=_alie, differs=0.1),
         Lie(name="resets", about="residual and moments from zeros in every round", resets=lambda own: True),
         Lie(name="resets-4", about="the same, in as many rounds as may be: 4 of 64",

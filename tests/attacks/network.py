@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,13 @@ from dlx.node.round.challenges.verdicts import Finding
 from dlx.node.round.knowledge import Knowledge
 from dlx.node.round.machine import RoundMachine
 from dlx.node.round.round_state import RoundState
+from dlx.node.round.rules.pace import fewest_steps
 from dlx.node.round.sealing import Sealing
 from dlx.training.slot.undecided import Undecided
 from tests.attacks import acts
 from tests.attacks.lies import Lie
+
+OUTAGE_AFTER, OUTAGE_TIMEOUTS = 24, 6  # own rounds, round timeouts
 
 
 def lie_to_members(lie: Lie) -> None:
@@ -30,6 +34,8 @@ def lie_to_members(lie: Lie) -> None:
         "collude": _collude,
         "own-multiplier": _own_multiplier,
         "all-steps": _all_steps,
+        "captor": _captor,
+        "outage": _outage,
     }
     changes[lie.node]()
 
@@ -114,6 +120,39 @@ def _own_multiplier() -> None:
         )
 
     Sealing._multipliers = multipliers  # type: ignore[method-assign]
+
+
+def _captor() -> None:
+    """The fewest steps that count, in two of eight rounds; it signs and proposes as ever."""
+    honest = RoundMachine._train
+
+    def train(self: Any, now: float, out: list[a.Action]) -> None:
+        if self.training is not None or self.next_round() % 8 < 2:
+            honest(self, now, out)
+
+    def steps(self: Any, round: int, plan: Plan, now: float) -> int:
+        acts.note()
+        return fewest_steps(plan.inner_steps)
+
+    RoundMachine._train, RoundMachine._steps = train, steps  # type: ignore[method-assign]
+
+
+def _outage() -> None:
+    """Neither heard nor seen, from its 24th round on, for so long. Then it goes on as if nothing had been."""
+    honest = RoundMachine._train
+    goes: int | None = None  # in which round
+
+    def train(self: Any, now: float, out: list[a.Action]) -> None:
+        nonlocal goes
+        honest(self, now, out)
+        if goes is None:
+            goes = self.next_round() + OUTAGE_AFTER
+        if self.next_round() == goes:
+            goes = -1
+            acts.note()
+            time.sleep(OUTAGE_TIMEOUTS * self.view.config.round_timeout)
+
+    RoundMachine._train = train  # type: ignore[method-assign]
 
 
 def _all_steps() -> None:

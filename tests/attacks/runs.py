@@ -1,4 +1,5 @@
-"""A real run of 4 replicas x 2 stages on the embedded chain, some of whose members lie, and what became of it."""
+"""A real run on the embedded chain, usually of 4 replicas x 2 stages, some of whose members lie, and what became of
+it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from dlx.ledger.events import Convicted, Evicted
+from dlx.ledger.events import Convicted, Evicted, Sealed
 from dlx.ledger.view.weights import FULL
 from dlx.node.audit.verdict_store import read_verdicts
 from dlx.node.home.keys import identity
@@ -19,7 +20,7 @@ from tests.attacks.acts import prove
 from tests.attacks.lies import Lie
 from tests.e2e.devnets import Timing, ToughDevnet, Watched, draft
 
-STAGES, INNER_STEPS = 2, 10
+INNER_STEPS = 10
 MIN_ROUND_TIME = 4  # seconds: leaves the machine time to check everything that is drawn
 _CONFIG = 'network = "devnet"\naudit_share = 1.0\n'  # whoever measures has everything checked that is drawn
 TIMING = Timing(grace=8, proposal=2, timeout=20, eviction=20)
@@ -33,7 +34,9 @@ MARKS = {  # reasons of refusal that mark a lie, and not a race
 class Outcome:
     """Rounds are counted from the first; None: it did not happen. The honest are never to be blamed."""
 
+    liars: int = 1  # replicas
     rounds: int = 0  # that every stage sealed
+    late: int = 0  # of these, after their timeout
     replica_rounds: int = 0  # counted work of honest replicas
     honest_missing: int = 0  # of all that they could have had counted
     liars_counted: int = 0  # replica-rounds of liars that were counted
@@ -45,6 +48,8 @@ class Outcome:
     blamed: int = 0  # honest members that others found false or withholding, or that lost their slots
     noticed: int | None = None  # the first round of a liar that an honest member found false or withheld
     reasons: Counter[str] = field(default_factory=Counter)  # of these verdicts
+    lost: int = 0  # liars that were evicted or convicted
+    back: int = 0  # of these, with a slot in the end
     convicted: int = 0  # liars
     acts: int = 0  # how often the liars noted that they lied
 
@@ -54,8 +59,13 @@ class Outcome:
         noticed = [f"{word} verdicts" for word in ("false", "withheld") if self.verdicts[word]]
         noticed += ["attesters: " + ", ".join(marks)] if marks else []
         possible = self.replica_rounds + self.honest_missing
-        follows = [f"{self.convicted} slot{'s' * (self.convicted > 1)} lost"] if self.convicted else []
-        follows += [f"counted in {self.liars_counted} of {self.rounds} rounds"]
+        follows = [f"{self.lost} slot{'s' * (self.lost > 1)} lost"] if self.lost else []
+        follows += [f"{self.back} taken again, {self.convicted} convicted"] if self.back else []
+        follows += [f"{self.late} of {self.rounds} rounds late"] if self.late else []
+        follows += [
+            f"counted in {self.liars_counted} of {self.rounds * self.liars} {'replica-' * (self.liars > 1)}rounds",
+            f"{self.liars_weight:.1%} of the weight in the end",
+        ]
         return {
             "noticed_by": "; ".join(noticed) or "nobody",
             "after": "" if self.noticed is None else f"round {self.noticed}",
@@ -70,24 +80,38 @@ class Outcome:
             "refused": dict(self.refused),
             "verdicts": dict(self.verdicts),
             "reasons": dict(self.reasons.most_common(5)),
+            "late": self.late,
+            "lost": self.lost,
+            "back": self.back,
             "convicted": self.convicted,
             "acts": self.acts,
         }
 
 
 class Arena:
-    """`with Arena(folder, share) as arena: arena.play(lie, rounds)`: a run that honest members of three replicas (or
-    fewer) keep going, into which liars come as a fourth, one lie after the other, under new accounts each time.
+    """`with Arena(folder, share) as arena: arena.play(lie, rounds)`: a run that honest members of three replicas (or of
+    `honest`) keep going, into which liars come as more, one lie after the other, under new accounts each time. It has
+    `room` for so many replicas.
 
     In float32 its rounds are one segment; in bfloat16 they are three, each drawn with probability `share`.
     """
 
     def __init__(
-        self, root: Path, share: float, honest: int = 3, precision: Precision = "float32", delay: int = 1
+        self,
+        root: Path,
+        share: float,
+        honest: int = 3,
+        precision: Precision = "float32",
+        delay: int = 1,
+        stages: int = 2,
+        room: int = 4,
     ) -> None:
-        text = f'precision = "{precision}"\n' + draft(100_000, INNER_STEPS, TIMING, honest, delay=delay)
+        self._stages = stages
+        text = f'precision = "{precision}"\n' + draft(
+            100_000, INNER_STEPS, TIMING, honest, stages, delay=delay, room=room
+        )
         text += f"min_round_time = {MIN_ROUND_TIME}\n\n[audit]\nshare = {share}\n"
-        self._devnet = ToughDevnet.create(root, 100_000, honest, STAGES, lambda line: None, text, 0.2)
+        self._devnet = ToughDevnet.create(root, 100_000, honest, stages, lambda line: None, text, 0.2)
         self._honest = list(self._devnet.names)
         self._checked: set[tuple[bytes, int]] = set()
         self._refused: dict[str, Counter[str]] = {}  # so far, by honest node
@@ -113,7 +137,8 @@ class Arena:
 
         Raises NeverLied for liars that did honest work only.
         """
-        watched, devnet, names = self._watched, self._devnet, [f"{lie.name}-{n}" for n in range(STAGES * lie.liars)]
+        watched, devnet = self._watched, self._devnet
+        names = [f"{lie.name}-{number}" for number in range(self._stages * lie.liars)]
         for name in names:
             folder = devnet.folder(name)
             folder.create()
@@ -126,7 +151,7 @@ class Arena:
         liars, first = set(watched.read().members()) - self._accounts, watched.sealed_rounds()
         try:
             watched.until("the end", lambda: watched.sealed_rounds() >= first + rounds or self._convicted(liars))
-            found = self._outcome(liars, first)
+            found = replace(self._outcome(liars, first), liars=lie.liars)
             noted = {name: acts.read(devnet.folder(name).root) for name in names}
             prove(lie, noted)
             return replace(found, acts=sum(map(len, noted.values())))
@@ -139,20 +164,22 @@ class Arena:
 
     def _outcome(self, liars: set[str], first: int) -> Outcome:
         watched, view, found = self._watched, self._watched.read(), Outcome()
-        team = len(self._honest) // STAGES
-        for round in range(first, watched.sealed_rounds()):
-            stages = [set(view.sealed[stage, round].accounts) for stage in range(STAGES)]
-            counted = min(len(accounts - liars) for accounts in stages)
+        team = len(self._honest) // self._stages
+        stages, rounds, ends = range(self._stages), range(first, watched.sealed_rounds()), dict[int, int]()
+        for seal in watched.of(Sealed):
+            ends[seal.round] = max(ends.get(seal.round, 0), seal.at.time)
+        for round in rounds:
+            counted_in = [set(view.sealed[stage, round].accounts) for stage in stages]
+            counted = min(len(accounts - liars) for accounts in counted_in)
             found.rounds += 1
+            found.late += ends[round] - ends.get(round - 1, ends[round]) > view.config.round_timeout
             found.replica_rounds += counted
             found.honest_missing += team - counted
-            found.liars_counted += max(len(accounts & liars) for accounts in stages)
-        sealed = [
-            view.sealed[stage, round] for stage in range(STAGES) for round in range(first, watched.sealed_rounds())
-        ]
+            found.liars_counted += max(len(accounts & liars) for accounts in counted_in)
+        sealed = [view.sealed[stage, round] for stage in stages for round in rounds]
         records = [pair for one in sealed for pair in zip(one.accounts, one.records, strict=True)]
         found.liars_multiplier = max((record.multiplier for maker, record in records if maker in liars), default=0)
-        held = (sum(view.weight_of(one, 0) for one in liars & {*view.members_in(stage)}) for stage in range(STAGES))
+        held = (sum(view.weight_of(one, 0) for one in liars & {*view.members_in(stage)}) for stage in stages)
         found.liars_weight = max(held) / FULL
         refused = {name: Counter(watched.status(name).rejected) for name in self._honest}
         for name, counts in refused.items():
@@ -164,9 +191,11 @@ class Arena:
         checked = {one.report.key for one in verdicts if one.account in self._accounts} - self._checked
         self._checked |= checked
         found.honest_checked = len(checked)
-        lost = {one.account for one in watched.of(Convicted)} | {one.account for one in watched.of(Evicted)}
+        convicted = {one.account for one in watched.of(Convicted)}
+        lost = convicted | {one.account for one in watched.of(Evicted)}
         found.blamed += len(lost & self._accounts)
-        found.convicted = len(lost & liars)
+        found.lost, found.convicted = len(lost & liars), len(convicted & liars)
+        found.back = len(lost & liars & set(view.members()))
         return found
 
     def _judge(self, found: Outcome, verdict: ReportedVerdict, liars: set[str], first: int) -> None:

@@ -38,7 +38,7 @@ name = "e2e"
 rounds = {rounds}
 stages = {ranges}
 min_replicas = {replicas}
-max_replicas = 4
+max_replicas = {room}
 confirmations = {confirmations}
 
 [model.config]
@@ -139,6 +139,7 @@ def draft(
     confirmations: int = 0,
     ahead: float = 0.0,
     delay: int = 1,
+    room: int = 4,
 ) -> str:
     """Of a manifest: a model of two layers in one stage or two."""
     source, ranges = (
@@ -147,7 +148,7 @@ def draft(
     )
     return _DRAFT.format(
         rounds=rounds, steps=steps, replicas=replicas, ranges=ranges, confirmations=confirmations, source=source,
-        ahead=ahead, delay=delay, alpha=0.8 * delay, **timing.__dict__,
+        room=room, ahead=ahead, delay=delay, alpha=0.8 * delay, **timing.__dict__,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ def test_who_resets_in_every_round_is_soon_counted_no_more(tmp_path: Path) -> No
     assert 0 < 2 * found.liars_counted <= found.rounds
     assert found.refused["too_many_resets"]
     assert "attesters: too_many_resets" in found.row()["noticed_by"]
-    assert (found.noticed, found.blamed, found.convicted) == (None, 0, 0), "what it trained is honest work"
+    assert (found.noticed, found.blamed, found.lost) == (None, 0, 0), "what it trained is honest work"
 
 
 @pytest.fixture(scope="module")
