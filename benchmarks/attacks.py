@@ -2,8 +2,8 @@
 
 `python -m benchmarks.attacks [--json FILE]` trains replicas in one process under each aggregation policy, of which some
 lie (`benchmarks.harm`): four, or so many as `--replicas` says. It plays each lie by real members of a real run on the
-embedded chain (`tests.attacks.runs`), of 4 x 2 nodes, in float32 and with one segment a round where the lie does not
-say otherwise. `--only NAME` picks attacks; without `--runs` or `--harm` both halves are measured. An attack that did
+embedded chain (`tests.attacks.runs`). That has 4 x 2 nodes, float32 and one segment a round where the lie does not say
+otherwise. `--only NAME` picks attacks; without `--runs` or `--harm` both halves are measured. An attack that did
 honest work only ends it with an error.
 """
 
