@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Literal
 
+DAY = 86_400.0  # seconds
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -26,7 +27,7 @@ def lasting(seconds: float) -> str:
     for unit, size, most in (("ms", 1e-3, 0.9995), ("s", 1.0, 300.0), ("min", 60.0, 7200.0), ("h", 3600.0, 172800.0)):
         if seconds < most:
             return f"{seconds / size:.3g} {unit}"
-    days = seconds / 86400
+    days = seconds / DAY
     return f"{days:,.1f} days" if days < 730 else f"{days / 365.25:,.1f} years"
 
 

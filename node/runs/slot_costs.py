@@ -15,7 +15,7 @@ from dlx.ledger.rpc.rpc_client import RpcClient
 from dlx.ledger.transactions import fees
 from dlx.ledger.transactions.fees import ETH, Limits, eth, gwei
 from dlx.ledger.view.run_view import RunView
-from dlx.node.home.formatting import lasting, size
+from dlx.node.home.formatting import DAY, lasting, size
 from dlx.node.home.settings import Settings
 from dlx.node.round.rules.plans import Terms, finished, plan_of, steps_before
 from dlx.node.runs.upkeep import StageSizes, stage_sizes, upkeep
@@ -25,7 +25,6 @@ from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Evaluation
 
 NEWEST = 20  # rounds of which their seconds are the mean
-DAY = 86_400.0  # seconds
 
 
 class SlotCosts(msgspec.Struct, frozen=True, kw_only=True):

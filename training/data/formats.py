@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from dlx.training.data import entries, looks
+from dlx.training.data import entries, sniffing
 from dlx.training.data.entries import ARROW, is_dataset, train_split
 from dlx.training.data.reading import RECODE, Document, bare, open_text, unread
 from dlx.training.data.shards import PREPARED, DataError, PreparationError, TextError, read_prepared
@@ -252,7 +252,7 @@ def _walk(folder: Path, left_out: dict[str, set[Path]], raw: bool) -> Iterator[s
                     leave("hidden files", here / name)
                 elif (here / name).exists() and not (here / name).is_file():  # a socket, a pipe
                     leave("special files", here / name)
-                elif looks.secret(Path(name)):
+                elif sniffing.secret(Path(name)):
                     leave(SECRETS, here / name)
                 elif kind and not raw:
                     leave(f"{kind.partition(' ')[2]}s", here / name)
@@ -334,11 +334,11 @@ def _check_name(path: Path) -> None:
 def _looked_at(path: Path, pieces: Iterator[bytes], raw: bool, may_be_secret: bool) -> Iterator[bytes]:
     """The pieces. Raises Secret, NotText and DataError for what the first of them gives away."""
     first = next(pieces, b"")
-    if not may_be_secret and (what := looks.secret(path, first)):
+    if not may_be_secret and (what := sniffing.secret(path, first)):
         raise Secret(path, what)
-    if not raw and (what := looks.document(first)):
+    if not raw and (what := sniffing.document(first)):
         raise NotText(path, f"seems to be {what}, not plain text")
-    if not raw and (what := looks.misnamed(path, first)):
+    if not raw and (what := sniffing.misnamed(path, first)):
         raise DataError(
             f"{path}: seems to be {what}; or set `raw = true` in [data] (`data prepare --raw`) to train on it as it is"
         )

@@ -8,8 +8,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from dlx.training.models.chat_templates import Question, Renderer, TemplateError
 from dlx.training.models.evaluate import EvaluateError, refuse_unloadable
-from dlx.training.models.rendering import Question, Renderer, TemplateError
 from dlx.training.recipe.huggingface import first_line
 
 _UNDECIDED = "\ufffd"  # the end of a text whose last character is not whole yet

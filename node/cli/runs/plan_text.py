@@ -13,7 +13,7 @@ from dlx.ground.limits import free_memory
 from dlx.ground.machine import nearest
 from dlx.node.cli import options
 from dlx.node.home import formatting
-from dlx.node.home.formatting import lasting
+from dlx.node.home.formatting import DAY, lasting
 
 if TYPE_CHECKING:
     from dlx.node.runs.slot_costs import Gas, OnLedger
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from dlx.training.recipe.draft import Draft
     from dlx.training.recipe.manifest import Manifest
 
-DAY = 86_400.0  # seconds
 COMMON_DISK = 4e12  # bytes: what a stage's member may take without a warning
 _SHORTER = "no longer timeout is possible, so take fewer inner steps"
 PRIVATE_DISK = 4  # times the memory of a stage: what may wait for its draw on a machine's disk without a warning

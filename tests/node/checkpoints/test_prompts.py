@@ -10,7 +10,7 @@ from dlx.node.checkpoints import evaluation_store
 from dlx.node.checkpoints.prompts import Prompt, is_right, read, said
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
-from dlx.training.models import rendering
+from dlx.training.models import chat_templates
 from tests.node.command import dlx
 from tests.node.tiny_model import write_model
 
@@ -119,7 +119,7 @@ def test_what_the_template_refuses_is_named_by_its_line(tmp_path: Path) -> None:
 
 
 def test_a_template_without_end_is_named_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendering, "SECONDS", 1.0)
+    monkeypatch.setattr(chat_templates, "SECONDS", 1.0)
     model = write_model(tmp_path / "model", 64)
     (model / "chat_template.jinja").write_text(
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

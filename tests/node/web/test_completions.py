@@ -20,7 +20,7 @@ import trio.testing
 
 from dlx.node.web import completions as module
 from dlx.node.web.completions import Completions
-from dlx.training.models import rendering
+from dlx.training.models import chat_templates
 from dlx.training.models.evaluate import EvaluateError
 from dlx.training.models.generate import Piece, Sampling, Writer, _overlap
 from tests.node.command import dlx
@@ -161,7 +161,7 @@ GROWING = "{% set it = namespace(text='a') %}{% for _ in range(50) %}{% set it.t
 def test_a_template_without_bounds_is_refused_and_the_next_conversation_is_not(
     template: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendering, "SECONDS", 1.0)
+    monkeypatch.setattr(chat_templates, "SECONDS", 1.0)
     write_model(tmp_path, CONTEXT)
     (tmp_path / "chat_template.jinja").write_text(f"{{% if messages[0].content == 'hi' %}}{template}{{% endif %}}")
     app = Completions(Writer(tmp_path), "mine").app()

@@ -1,6 +1,6 @@
 """Chat templates, run in a process of their own: a template is a program of whoever made the model, and may never end.
 
-    python -m dlx.training.models.rendering DESCRIPTOR SECONDS
+    python -m dlx.training.models.chat_templates DESCRIPTOR SECONDS
 
 is such a process. On that socket it says an empty line once it has loaded, and then answers each line with a line.
 The kernel ends it where one takes too much time, and refuses it more memory, whatever the interpreter is busy with.
