@@ -17,6 +17,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +41,7 @@ def main(
     liars: Annotated[int, typer.Option(min=0, help="Of each training; 0: as the attack has it.")] = 0,
     delay: Annotated[int, typer.Option(min=0, max=1, help="Of each training.")] = 0,
     codec: Annotated[str, typer.Option(help=f"Of each training: {', '.join(PLANS)}.")] = "int4",
+    policy: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(POLICIES)}.", show_default="all")] = None,
     harm_rounds: Annotated[int, typer.Option(min=1, help="Rounds of each training.")] = 40,
     run_rounds: Annotated[int, typer.Option(min=1, help="Rounds after which a run that still has liars ends.")] = 12,
     share: Annotated[float, typer.Option(min=0, max=1, help="Of the segments, that are drawn.")] = 0.25,
@@ -49,11 +51,14 @@ def main(
     unknown = sorted(set(only or ()) - LIES.keys())
     if unknown:
         raise typer.BadParameter(f"{unknown[0]}: expected one of {', '.join(LIES)}", param_hint="--only")
+    wrong = sorted(set(policy or ()) - set(POLICIES))
+    if wrong:
+        raise typer.BadParameter(f"{wrong[0]}: expected one of {', '.join(POLICIES)}", param_hint="--policy")
     if codec not in PLANS:
         raise typer.BadParameter(f"{codec}: expected one of {', '.join(PLANS)}", param_hint="--codec")
     if liars >= replicas:
         raise typer.BadParameter(f"{liars}: expected fewer than there are replicas ({replicas})", param_hint="--liars")
-    company = Company(replicas, liars, delay, codec)
+    company, policies = Company(replicas, liars, delay, codec), [one for one in POLICIES if one in (policy or POLICIES)]
     chosen = [lie for name, lie in LIES.items() if not only or name in only]
     rows: list[dict[str, Any]] = [
         {"attack": lie.name, "about": lie.about, "work": lie.work, "liars": lie.liars} for lie in chosen
@@ -62,7 +67,7 @@ def main(
         for lie, row in zip(chosen, rows, strict=True) if harm else ():
             if not lie.harms:
                 continue
-            row["loss"] = finite(_harm(lie, Path(folder) / "harm", harm_rounds, company))
+            row["loss"] = finite(_harm(lie, Path(folder) / "harm", harm_rounds, company, policies))
             _note(json.dumps(row))
         played = [(lie, row) for lie, row in zip(chosen, rows, strict=True) if runs and not lie.beside]
         for place in sorted({_place(lie) for lie, _ in played}):
@@ -82,7 +87,7 @@ def main(
         result["honest"] = {key: sum(row.get(key, 0) for row in rows) for key in ("honest_checked", "blamed")}
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=2) + "\n")
-    sys.stdout.write(table(rows))
+    sys.stdout.write(table(rows, policies))
     if runs:
         sys.stdout.write("honest work: {honest_checked} segments checked, {blamed} blamed\n".format(**result["honest"]))
 
@@ -92,16 +97,16 @@ def _place(lie: Lie) -> tuple[int, int, int, Precision]:
     return lie.replicas - lie.liars, lie.replicas, lie.stages, lie.precision
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]], policies: Sequence[str] = POLICIES) -> str:
     """Markdown. A loss has in brackets what it is above that of the honest row, if that is there."""
     losses = {row["attack"]: row.get("loss", {}) for row in rows}
     lines = [
-        "| attack | work | " + " | ".join(POLICIES) + " | noticed by | after | what follows |",
-        "|---|---|" + "---|" * (len(POLICIES) + 3),
+        "| attack | work | " + " | ".join(policies) + " | noticed by | after | what follows |",
+        "|---|---|" + "---|" * (len(policies) + 3),
     ]
     for row in rows:
         without = losses.get(_without(LIES[row["attack"]]), {})
-        shown = [_shown(row["loss"][policy], without.get(policy)) if "loss" in row else "" for policy in POLICIES]
+        shown = [_shown(row["loss"][policy], without.get(policy)) if "loss" in row else "" for policy in policies]
         cells = [f"`{row['attack']}`: {row['about']}", f"{row['work']:.0%}", *shown]
         cells += [str(row.get(key, "")) for key in ("noticed_by", "after", "follows")]
         lines.append("| " + " | ".join(cells) + " |")
@@ -114,7 +119,7 @@ def _without(lie: Lie) -> str:
     return next(one.name for one in same if one.is_honest)
 
 
-def _harm(lie: Lie, out: Path, rounds: int, company: Company) -> dict[str, float]:
+def _harm(lie: Lie, out: Path, rounds: int, company: Company, policies: Sequence[str]) -> dict[str, float]:
     import torch
 
     torch.set_num_threads(1)
@@ -122,7 +127,7 @@ def _harm(lie: Lie, out: Path, rounds: int, company: Company) -> dict[str, float
     if not (out / "data.json").exists():
         prepare(setting, out)
     proven(lie, setting, STEPS, out)
-    return {policy: heldout(lie, policy, setting, rounds, STEPS, out, company) for policy in POLICIES}
+    return {policy: heldout(lie, policy, setting, rounds, STEPS, out, company) for policy in policies}
 
 
 def _shown(loss: float | None, without: float | None) -> str:

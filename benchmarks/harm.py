@@ -69,11 +69,12 @@ def heldout(lie: Lie, policy: str, setting: Setting, rounds: int, steps: int, ou
     try:
         for round in range(rounds):
             payloads: list[Tensors] = []
+            members = [one for one in members if one.stays(round)]
             for member in members:  # liars last: they see what the others sent
                 payloads.append(member.round(bases[0], round, rounds * steps, payloads))
             stated = [member.stated(round) for member in members]
             arrays = [{name: tensor.numpy() for name, tensor in one.items()} for one in payloads]
-            weights = [UNIT] * len(lies)
+            weights = [UNIT] * len(members)
             if policy != "mean":
                 products = gram(
                     [Plain(one) for one in arrays], {name: tensor.shape for name, tensor in version.items()}
@@ -123,6 +124,10 @@ class Member:
         self._codec, self._plan = codec(manifest.codec.name), manifest.plan
         self._begin_anew()
         self._before: Tensors | None = None
+
+    def stays(self, round: int) -> bool:
+        """Whether it still takes part in a round."""
+        return not self._lie.ends or round < self._lie.ends
 
     def most(self, round: int) -> int:
         """Inner steps that it may state: its first rounds are a trial."""

@@ -76,13 +76,14 @@ def diloco(
     *,
     compressed: bool = True,
     steps: Sequence[int] = (),
+    stated: Sequence[int] = (),
     parts: str = "",
     base: Path | None = None,
     sealed: Callable[[Sequence[InnerLoop], Sequence[Path]], None] = lambda loops, payloads: None,
 ) -> Iterator[Point]:
     """The shared model after every round. Where the manifest's plan adapts, its rank does: there is no link here whose
     time the inner steps could follow. `steps`: how many of the plan's inner steps each replica has time for after the
-    first round, in which nodes measure; 0: it is not there; empty: all, always. `parts`: a name of PARTS, in place of
+    first round, in XX a name of PARTS, in place of
     the own rule. `base`: the file of an adapter's. `sealed` hears of each round the replicas' loops and
     payloads."""
     with tempfile.TemporaryDirectory(prefix="dlx-simulation-") as folder, contextlib.ExitStack() as patches:
@@ -95,14 +96,20 @@ def diloco(
         if base is not None:
             shutil.copy(base, run.blobs)
         slots = [
-            _Member(run, (replica, replicas), dataset, steps[replica] if steps else None)
+            _Member(
+                run,
+                (replica, replicas),
+                dataset,
+                steps[replica] if steps else None,
+                stated[replica] if stated else None,
+            )
             for replica in range(replicas)
             if not steps or steps[replica]
         ]
         ranks, sent = Ranks(manifest), 0
         for round in range(manifest.rounds):
             trained = [slot.round(round, plans[0]) for slot in slots]
-            run.seal(trained, [slot.steps(round, plans[0]) for slot in slots], plans[0])
+            run.seal(trained, [slot.stated(round, plans[0]) for slot in slots], plans[0])
             sealed([slot.loop for slot in slots], [run.blobs / one.payload.hex() for one in trained])
             plans = [*plans[1:], ranks.next(round, plans, [one.kept for one in trained])]
             sent += trained[0].payload_size
@@ -181,18 +188,28 @@ class _Run:
 class _Member:
     """One replica."""
 
-    def __init__(self, run: _Run, place: tuple[int, int], dataset: Dataset, steps: int | None) -> None:
-        self._run, self._place, self._steps, folder = run, place, steps, run.folder / f"slot-{place[0]}"
+    def __init__(
+        self, run: _Run, place: tuple[int, int], dataset: Dataset, steps: int | None, stated: int | None
+    ) -> None:
+        self._run, self._place, self._steps, self._stated = run, place, steps, stated
+        folder = run.folder / f"slot-{place[0]}"
         self.loop = InnerLoop(run.manifest, 0, dataset, blobs=run.blobs)
         self._slot = Slot(run.manifest, self.loop, 0, folder, run.blobs)
         self._undecided = Undecided(folder)
 
     def steps(self, t: int, plan: Plan) -> int:
         """Of the plan's inner steps, those that it takes in round t."""
-        if self._steps is None:
+        return self._within(self._steps, t, plan)
+
+    def stated(self, t: int, plan: Plan) -> int:
+        """How many it says it took."""
+        return self._within(self._steps if self._stated is None else self._stated, t, plan)
+
+    def _within(self, steps: int | None, t: int, plan: Plan) -> int:
+        if steps is None:
             return plan.inner_steps
         is_trial = t <= self._run.manifest.outer.delay
-        return min(trial_steps(plan.inner_steps), self._steps) if is_trial else self._steps
+        return min(trial_steps(plan.inner_steps), steps) if is_trial else steps
 
     def round(self, t: int, plan: Plan) -> Trained:
         manifest, base = self._run.manifest, max(0, t - self._run.manifest.outer.delay)

@@ -57,6 +57,7 @@ class Method:
     plan: dict[str, Any] = field(default_factory=lambda: {"inner_steps": INNER_STEPS})
     adaptive: bool = False
     steps: tuple[int, ...] = ()  # of each replica in a round, where they differ
+    stated: tuple[int, ...] = ()  # what each replica says of that, where one lies
     parts: str = ""  # what contributions weigh in the sum, if not what the nodes say: see simulation.PARTS
 
 
@@ -152,10 +153,10 @@ def train(job: Job, out: Path) -> Result:
         all_reduce = partial(batched.all_reduce, rough=True) if job.batched else simulation.all_reduce
         points, versions = all_reduce(manifest, dataset, genesis, every), -(-steps // every)
     else:
-        compressed, versions = job.method.compressed, manifest.rounds
-        uneven = partial(simulation.diloco, steps=job.method.steps, parts=job.method.parts)
+        method, versions = job.method, manifest.rounds
+        uneven = partial(simulation.diloco, steps=method.steps, stated=method.stated, parts=method.parts)
         diloco = partial(batched.diloco, rough=True) if job.batched else uneven
-        points = diloco(manifest, job.setting.replicas, dataset, genesis, compressed=compressed)
+        points = diloco(manifest, job.setting.replicas, dataset, genesis, compressed=method.compressed)
     wanted = set(members(Average(versions=PUBLISHED, every=max(1, versions // _APART)), versions))
     size = 4 * sum(tensor.numel() for tensor in genesis.values())
     curve: list[tuple[int, int, float]] = []

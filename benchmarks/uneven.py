@@ -2,7 +2,8 @@
 
 `python -m benchmarks.uneven [--json FILE]` trains a small model on the nodes' own slots, codecs, policy and outer step,
 once for each mixture of inner steps, method, policy and seed, for equally many rounds. The bar: a replica of any speed
-makes the loss no higher than it is without it.
+makes the loss no higher than it is without it. With `--lies` the last replica of each mixture says that it took all
+steps. The bar there: no policy does worse than `mean`.
 """
 
 import json
@@ -30,7 +31,11 @@ MIXTURES = [
     (STEPS, 10, 10, 10),
     (STEPS, 10, 5, 2),
     (STEPS, *[2] * 7),
+    (STEPS, 13),
+    (STEPS, 19, 18),
+    (STEPS, STEPS),  # beside one of them
 ]
+LIES = [(STEPS, 5), (STEPS, 2), (STEPS, STEPS, 5), (STEPS, STEPS, STEPS, 5), (STEPS, 5, 5, 5), (5, 5, 5, 5)]
 _INT4, _TOPK = {"level": 4, "inner_steps": STEPS}, {"level": 2, "rank": 128, "inner_steps": STEPS}
 _MUON, _DELAYED = {"optimiser": "muon"}, {"lr": 0.8, "delay": 1, "alpha": 0.8}
 # What is trained, and at which rate of the matrices (AdamW: of all).
@@ -56,6 +61,7 @@ def main(
     parts: Annotated[
         str, typer.Option(help="Another rule of what a contribution weighs: steps (FedAvg), squares or fednova.")
     ] = "",
+    lies: Annotated[bool, typer.Option("--lies", help="The last of each mixture says that it took all steps.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Trainings at the same time, of one thread each.")] = (
         os.cpu_count() or 1
     ),
@@ -65,34 +71,58 @@ def main(
     """Train every mixture under every policy, and its fast ones alone."""
     if parts and parts not in PARTS:
         raise typer.BadParameter(f"{parts}: expected one of {', '.join(PARTS)}", param_hint="--parts")
+    mixtures, without = (LIES, [*map(honest, LIES)]) if lies else (MIXTURES, [*map(alone, MIXTURES)])
     chosen = {name: METHODS[name] for name in _among(only, METHODS, "--only")}
     rules = _among(policies, POLICIES, "--policy")
     prepare(SETTING, out)
     wanted = {
-        (name, policy, steps): [_job(*chosen[name], policy, steps, parts, seed, rounds) for seed in range(seeds)]
+        (name, policy, steps): [
+            _job(*chosen[name], policy, steps, stated(steps) if lies else (), parts, seed, rounds)
+            for seed in range(seeds)
+        ]
         for name in chosen
         for policy in rules
-        for steps in dict.fromkeys([*map(alone, MIXTURES), *MIXTURES])
+        for steps in dict.fromkeys([*without, *mixtures])
     }
     results = train_all([job for jobs in wanted.values() for job in jobs], out, workers)
     rows = []
-    sys.stdout.write("method    policy       inner steps of each         loss    without the slow   difference\n")
+    gone = "liar" if lies else "slow"
+    sys.stdout.write(f"method    policy       inner steps of each         loss    without the {gone}   difference\n")
     for (name, policy, steps), jobs in wanted.items():
-        if steps in MIXTURES:
-            without = [results[job.key] for job in wanted[name, policy, alone(steps)]]
-            rows.append(row := _row(name, policy, steps, [results[job.key] for job in jobs], without))
+        if steps in mixtures:
+            others = wanted[name, policy, without[mixtures.index(steps)]]
+            fast = [results[job.key] for job in others]
+            rows.append(row := _row(name, policy, steps, [results[job.key] for job in jobs], fast))
             shown = (
                 f"{name:<9} {policy:<12} {', '.join(map(str, steps)):<25} {row['loss']:>7.4f}  {row['alone']:>17.4f}"
             )
             sys.stdout.write(f"{shown}   {row['difference']:+.2%} +- {row['error']:.2%}\n")
     if json_file is not None:
-        facts = {"seeds": seeds, "rounds": rounds, "parts": parts or "the nodes' own", "rows": list(map(finite, rows))}
+        facts = {
+            "seeds": seeds,
+            "rounds": rounds,
+            "lies": lies,
+            "parts": parts or "the nodes' own",
+            "rows": list(map(finite, rows)),
+        }
         json_file.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def alone(steps: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a mixture, those that take all steps of a round, as if the others were not there."""
+    """Of a mixture, those that take all steps of a round, as if the others were not there; the first where all do."""
+    if set(steps) == {STEPS}:
+        return (STEPS, *[0] * (len(steps) - 1))
     return tuple(count if count == STEPS else 0 for count in steps)
+
+
+def honest(steps: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a mixture whose last replica lies, the others."""
+    return (*steps[:-1], 0)
+
+
+def stated(steps: tuple[int, ...]) -> tuple[int, ...]:
+    """What replicas say, the last of which lies if it is there."""
+    return (*steps[:-1], STEPS if steps[-1] else 0)
 
 
 def _among(asked: list[str] | None, known: Any, option: str) -> list[str]:
@@ -102,9 +132,18 @@ def _among(asked: list[str] | None, known: Any, option: str) -> list[str]:
     return list(asked or known)
 
 
-def _job(method: Method, lr: float, policy: str, steps: tuple[int, ...], parts: str, seed: int, rounds: int) -> Job:
+def _job(
+    method: Method,
+    lr: float,
+    policy: str,
+    steps: tuple[int, ...],
+    said: tuple[int, ...],
+    parts: str,
+    seed: int,
+    rounds: int,
+) -> Job:
     setting = replace(SETTING, replicas=len(steps))
-    method = replace(method, outer=method.outer | {"policy": policy}, steps=steps, parts=parts)
+    method = replace(method, outer=method.outer | {"policy": policy}, steps=steps, stated=said, parts=parts)
     return Job(method, setting, lr, seed, rounds * STEPS)
 
 

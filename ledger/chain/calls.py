@@ -5,9 +5,7 @@ precompiled contract's pairings take minutes within one opcode, in which a threa
 
     python -m dlx.ledger.chain.calls SECONDS DATABASE CHAIN_ID
 
-is such a process: a question a line on its input, an answer a line on its output, until the input ends. The alarm ends
-it in the midst of a call that computes for longer than `SECONDS`, whatever the interpreter is busy with. It counts
-processor time: on a busy machine a call takes longer by the clock, and is no other call for that.
+is such a process (see `ground.answering`): a question a line, an answer a line.
 """
 
 from __future__ import annotations
@@ -15,22 +13,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from dlx.ground.answering import Answering, NoAnswer, answer_lines
+from dlx.ground.answering import Overtime as TookTooLong
 from dlx.ledger.chain.evm import Call, Evm, Outcome, decode_header
 from dlx.ledger.chain.store import Reader
 
 SECONDS = 5.0  # of processor time, that a call or an estimate may take
 _PROCESSES = 2
-_LONGEST = 300.0  # seconds by the clock, to load the EVM and to answer: a process that stands still is given up
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +57,14 @@ class Calls:
     def __init__(self, database: Path, chain_id: int) -> None:
         self._arguments = (str(database), str(chain_id))
         self._closed = False
-        self._idle: queue.LifoQueue[_Process | None] = queue.LifoQueue()  # None: not started
+        self._idle: queue.LifoQueue[Answering | None] = queue.LifoQueue()  # None: not started
         for _ in range(_PROCESSES):
             self._idle.put(None)
 
     def start(self) -> None:
         """Starts a process, which loads the EVM while nobody waits for it yet."""
         with contextlib.suppress(queue.Empty):  # all are at work
-            self._idle.put(self._idle.get_nowait() or _Process(self._arguments))
+            self._idle.put(self._idle.get_nowait() or self._process())
 
     def run(self, question: Question) -> Outcome | int:
         """What `Evm.call`, or `Evm.estimate`, returns. Raises Busy, Overtime, CallFailed."""
@@ -78,8 +73,15 @@ class Calls:
         except queue.Empty:
             raise Busy("too many requests: other calls are still running, try again") from None
         try:
-            process = process or _Process(self._arguments)
-            return process.ask(question)
+            process = process or self._process()
+            return msgspec.json.decode(process.ask(msgspec.json.encode(question)), type=Outcome | int)
+        except TookTooLong:
+            process = _gone(process)
+            raise Overtime(f"execution aborted (timeout = {SECONDS:g}s of processor time)") from None
+        except NoAnswer as error:
+            process = _gone(process)
+            log.error("a process that executes calls is gone: %s", error)
+            raise CallFailed(f"the process that executes calls is gone: {error}") from None
         except BaseException:
             if process is not None:
                 process.kill()
@@ -99,44 +101,6 @@ class Calls:
                     process.kill()
         except queue.Empty:
             pass
-
-
-class _Process:
-    def __init__(self, arguments: tuple[str, ...]) -> None:
-        self._channel, theirs = socket.socketpair()
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `kill`; a terminal is for us to write to
-        with theirs:
-            # Its own session: a terminal's Ctrl-C is not for it. It ends with our end of its input, however we end.
-            command = [sys.executable, "-m", "dlx.ledger.chain.calls", str(SECONDS), *arguments]
-            ends = theirs.fileno()
-            self._process = subprocess.Popen(
-                command, stdin=ends, stdout=ends, stderr=self._said, start_new_session=True
-            )
-        self._lines = self._channel.makefile("rb")
-
-    def ask(self, question: Question) -> Outcome | int:
-        self._channel.settimeout(_LONGEST)
-        try:
-            self._channel.sendall(msgspec.json.encode(question) + b"\n")
-            answer = self._lines.readline()
-            if answer:
-                return msgspec.json.decode(answer, type=Outcome | int)
-            ended = self._process.wait(_LONGEST)
-        except (OSError, subprocess.TimeoutExpired):
-            raise CallFailed("the process that executes calls does not answer") from None
-        if ended == -signal.SIGPROF:
-            raise Overtime(f"execution aborted (timeout = {SECONDS:g}s of processor time)")
-        self._said.seek(0)
-        last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
-        log.error("the process that executes calls ended with status %d: %s", ended, last or "it said nothing")
-        raise CallFailed(f"the process that executes calls ended with status {ended}")
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._lines.close()
-        self._channel.close()
-        self._said.close()
 
 
 def _answer_questions(seconds: float, database: Path, chain_id: int) -> None:

@@ -46,6 +46,7 @@ class Lie:
     loss: float = 1.0  # what it makes of the loss
     beside: int = 0  # inner steps that everybody takes, where honest members are slow (simulation only); 0: all
     overstates: bool = False  # whether it states all steps, whatever it took (simulation only)
+    ends: int = 0  # rounds after which its replica is gone (simulation only); 0: it stays
     node: str = ""  # what its network process does, see tests.attacks.network
     harms: bool = True  # whether the simulation shows anything of it
     replicas: int = 4  # of a real run, its liars' included
@@ -161,6 +162,8 @@ LIES = {
             work=0.2, beside=2, overstates=True, end=_scaled(-5), differs=5.9),
         Lie(name="nothing-of-most", about="2 steps as all others; states 10, and sends a thousandth of its work",
             work=0.2, beside=2, overstates=True, end=_scaled(1e-3), differs=0.9),
+        Lie(name="nothing-until-drawn", about="the same, until it is drawn after 16 rounds, the mean at 1/16",
+            work=0.2, beside=2, overstates=True, end=_scaled(1e-3), differs=0.9, ends=16),
         Lie(name="rate", about="an inner learning rate 10% too high", rate=1.1),
         Lie(name="bfloat16", about="bfloat16 for float32", work=0.5, bfloat16=True),
         Lie(name="loss", about="half of its loss", loss=0.5),

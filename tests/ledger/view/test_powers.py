@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from story import ACCOUNTS, MIN, TIMEOUT, Story, names
+from story import ACCOUNTS, FOUNDER, MIN, TIMEOUT, Story, names
 
 from dlx.ledger.view.seals import least
 from dlx.ledger.view.weights import FULL
@@ -34,17 +34,19 @@ def alone_after(story: Story, part: float) -> float | None:
 
 def test_the_pages_say_who_can_seal_and_when(terms: Story) -> None:
     assert alone_after(terms, 5 / 8) == 0 and alone_after(terms, 5 / 8 - 0.001) > 1
-    assert "By default five eighths of the votes seal a round" in page("README.md")
+    assert "by default with five eighths of its votes" in page("README.md")
     assert "by default five eighths of the votes" in page("docs/overview.md")
     assert alone_after(terms, 1 / 2) == pytest.approx(2.5, abs=0.05)
     assert Timing().round_timeout == 120
-    assert "After its timeout (two minutes) fewer do: half after 2.5 timeouts, a third after 4.4" in page("README.md")
+    told = "open for 2.5 timeouts (of two minutes) half of them suffice, after 4.4 a third"
+    assert told in page("README.md")
     assert "2.5 T at a half" in page("docs/threats.md")
     assert alone_after(terms, 3 / 8) == pytest.approx(4, abs=0.1), "who has the rest of it makes others wait so long"
     assert "make each round late, up to 4 T" in page("docs/threats.md")
     assert (
         alone_after(terms, 1 / 3 + 0.001) == pytest.approx(4.4, abs=0.1) and alone_after(terms, 1 / 3 - 0.001) is None
     )
+    assert "So half can seal any version, by making the round late, and five eighths at once" in page("README.md")
     assert "More than three eighths can make every round late" in page("README.md")
 
 
@@ -69,7 +71,7 @@ def test_the_pages_say_how_many_equal_members_convict_one(replicas: int, needed:
 
     assert next((few for few in range(replicas) if convict(others[:few])), None) == needed
     assert told in page("docs/threats.md") + page("README.md")
-    assert "Of three or four equal replicas that takes all others; of two nobody" in page("docs/overview.md")
+    assert "Of three or four equal replicas that takes all others; of two equal ones neither" in page("docs/overview.md")
 
 
 @pytest.mark.parametrize("replicas", [5, 8, 31])
@@ -85,11 +87,16 @@ def test_the_pages_say_how_long_founders_are_needed() -> None:
     """With all members there: so many seals take a founder, and after so many work has earned half of all weight."""
     horizon = horizon_of(Audit().share, 8)
     story = Story.staffed(8, horizon=horizon, quorum_numerator=5, quorum_denominator=8)
-    everybody, alone = names(range(8)), [False]
+    everybody, alone, late, convicts = names(range(8)), [False], [False], [True]
     while story.view.vacuum(0, story.time):
         story.work(1, range(8))
         alone.append(story.view.may_seal(0, everybody, everybody, story.time + MIN, founder=False))
+        late.append(story.view.may_seal(0, everybody, everybody, story.time + LATEST, founder=False))
+        convicts.append(story.view.may_convict(0, ACCOUNTS[0], [FOUNDER]))
+    assert late.index(True) == 24 and convicts.index(False) == 26
     assert horizon == 128 and alone.index(True) == 48 and len(alone) - 1 == 89
-    assert "each of the first 48 seals takes one of them" in page("README.md")
-    assert "each of its first 48 seals takes one. After 89 seals work has earned half" in page("docs/overview.md")
+    assert "a stage's first 48 seals need one to be in time, and the first 24 to be made at all" in page("README.md")
+    overview = page("docs/overview.md")
+    assert "The first 48 need a founder to be in time, the first 24 to be made at all" in overview
+    assert "After 89 seals work has earned half" in overview
     assert "(89 seals at a horizon of 128)" in page("docs/threats.md")
