@@ -75,22 +75,23 @@ class Calls:
         try:
             process = process or self._process()
             return msgspec.json.decode(process.ask(msgspec.json.encode(question)), type=Outcome | int)
-        except TookTooLong:
-            process = _gone(process)
-            raise Overtime(f"execution aborted (timeout = {SECONDS:g}s of processor time)") from None
-        except NoAnswer as error:
-            process = _gone(process)
-            log.error("a process that executes calls is gone: %s", error)
-            raise CallFailed(f"the process that executes calls is gone: {error}") from None
-        except BaseException:
+        except BaseException as error:
             if process is not None:
                 process.kill()
                 process = None
+            if isinstance(error, TookTooLong):
+                raise Overtime(f"execution aborted (timeout = {SECONDS:g}s of processor time)") from None
+            if isinstance(error, NoAnswer):
+                log.error("the process that executes calls: %s", error)
+                raise CallFailed(f"the process that executes calls: {error}") from None
             raise
         finally:
             self._idle.put(process)
             if self._closed:
                 self.close()
+
+    def _process(self) -> Answering:
+        return Answering("dlx.ledger.chain.calls", SECONDS, self._arguments)
 
     def close(self) -> None:
         """Ends the processes; one that still runs a call ends after it."""
@@ -106,15 +107,13 @@ class Calls:
 def _answer_questions(seconds: float, database: Path, chain_id: int) -> None:
     reader = Reader(database)
     evm = Evm(chain_id, reader.node, reader.hashes_before)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    for line in sys.stdin.buffer:
+
+    def answer(line: bytes) -> bytes:
         question = msgspec.json.decode(line, type=Question)
-        signal.setitimer(signal.ITIMER_PROF, seconds)
         run = evm.estimate if question.estimate else evm.call
-        answer = run(decode_header(question.header), question.call)
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
-        sys.stdout.buffer.flush()
+        return msgspec.json.encode(run(decode_header(question.header), question.call))
+
+    answer_lines(seconds, answer)
 
 
 if __name__ == "__main__":
