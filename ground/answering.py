@@ -9,13 +9,17 @@ busy with. On a busy machine an answer takes longer by the clock, and is no othe
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
+import psutil
+
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each reserves memory
 _LONGEST = 300.0  # seconds by the clock, to load and to answer: a process that stands still is given up
 
 
@@ -40,12 +44,10 @@ class Ended(NoAnswer):
 
 
 class Answering:
-    """One such process. It loads as soon as it is made, while nobody waits for it yet; it ends with us, however we end.
-    `environment`: variables that are added to ours."""
+    """One such process. It loads as soon as it is made, while nobody waits for it yet; it ends with us, however we
+    end."""
 
-    def __init__(
-        self, module: str, seconds: float, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, module: str, seconds: float, arguments: Sequence[str] = ()) -> None:
         self._seconds, self._has_loaded = seconds, False
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `kill`; a terminal is for us to write to
         self._channel, theirs = socket.socketpair()
@@ -55,7 +57,7 @@ class Answering:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=self._said,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **_ONE_THREAD},
                 start_new_session=True,  # a terminal's Ctrl-C is not for it
             )
         self._channel.settimeout(_LONGEST)
@@ -91,8 +93,24 @@ class Answering:
         self._said.close()
 
 
-def answer_lines(seconds: float, answer: Callable[[bytes], bytes]) -> None:
-    """Answers each line of our standard input, until that ends."""
+def in_words(error: NoAnswer, seconds: float, memory: int) -> str:
+    """What the computation did that had these bounds, to follow its name."""
+    if isinstance(error, Overtime):
+        return f"takes more than {seconds:g} s"
+    if isinstance(error, Ended) and error.has_loaded:
+        return too_large(memory)
+    return f"cannot be run: of its process, {error}"
+
+
+def too_large(memory: int) -> str:
+    return f"takes more than {memory >> 20} MiB"
+
+
+def answer_lines(seconds: float, answer: Callable[[bytes], bytes], memory: int | None = None) -> None:
+    """Answers each line of our standard input, until that ends. `memory`: bytes that answers may take, beside what we
+    have loaded by now; None: as many as there are."""
+    if memory is not None:
+        _limit_memory(memory)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     with socket.socket(fileno=sys.stdin.fileno()) as channel, channel.makefile("rb") as lines:
         channel.sendall(b"\n")
@@ -101,3 +119,11 @@ def answer_lines(seconds: float, answer: Callable[[bytes], bytes]) -> None:
             answered = answer(line)
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             channel.sendall(answered + b"\n")
+
+
+def _limit_memory(memory: int) -> None:
+    """Where the system counts the memory that a process may address; others would refuse to start anything."""
+    if sys.platform == "linux":
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        wanted = psutil.Process().memory_info().vms + memory
+        resource.setrlimit(resource.RLIMIT_AS, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))

@@ -97,6 +97,8 @@ class Template:
 
         try:
             self._template = _compile_jinja_template(text)
+        except MemoryError:
+            raise
         except Exception as error:  # jinja's own, and whatever its parser raises
             raise ConversationError(f"the chat template cannot be read ({_line(error)})") from None
         self._text, self._marks = text, bool(_GENERATION.search(text))
@@ -154,6 +156,8 @@ class Template:
             given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": asks}
             for block in self._template.generate(**self._options, **given):
                 blocks.append(block)
+        except MemoryError:
+            raise
         except Exception as error:  # a template may do anything that a program can
             raise ConversationError(f"the chat template refuses it ({_line(error)})") from None
         return "".join(blocks)

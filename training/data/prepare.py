@@ -9,7 +9,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -25,6 +25,7 @@ from dlx.ground.blobs import write_blob
 from dlx.ground.errors import Unsuited
 from dlx.ground.merkle import tree_root
 from dlx.training.data import shards, unfinished
+from dlx.training.data.conversations import ConversationError
 from dlx.training.data.formats import Found, find
 from dlx.training.data.reading import Document
 from dlx.training.data.shards import (
@@ -38,6 +39,7 @@ from dlx.training.data.shards import (
     TextError,
 )
 from dlx.training.data.survey import Portion, Progress, Section, Survey, survey
+from dlx.training.data.template_check import TemplateCheck
 from dlx.training.data.tokenising import (
     BATCH,
     Chat,
@@ -118,16 +120,24 @@ class Preparation:
     @cached_property
     def survey(self) -> Survey:
         """Reads everything, so mistakes show before any shard is written. Raises DataError."""
-        template = self.packing.template if self.packing else None
-        return survey(
-            [(portion, self._find(portion.paths, portion.field)) for portion in self.portions],
-            self.heldout,
-            self._find(self.held_set, self.field) if self.held_set else None,
-            self.drop_copies,
-            self.chat,
-            template,
-            self.looked,
-        )
+        with self._check() as check:
+            return survey(
+                [(portion, self._find(portion.paths, portion.field)) for portion in self.portions],
+                self.heldout,
+                self._find(self.held_set, self.field) if self.held_set else None,
+                self.drop_copies,
+                self.chat,
+                check,
+                self.looked,
+            )
+
+    def _check(self) -> AbstractContextManager[TemplateCheck | None]:
+        if self.packing is None:
+            return nullcontext()
+        try:
+            return TemplateCheck(self.packing.text, self.packing.special)
+        except ConversationError as error:
+            raise DataError(str(error)) from None
 
     def _find(self, paths: Sequence[Path], field: str) -> Found:
         return find(paths, field, self.raw, of_bytes=self.tokenizer is None, chat=self.chat)

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlx.training.data.conversations import ConversationError, Template
+from dlx.training.data.conversations import ConversationError
 from dlx.training.data.formats import Found, Source, no_text, read_all
 from dlx.training.data.near import HEAD, Near, Sketches
 from dlx.training.data.reading import Document
 from dlx.training.data.shards import DataError, PreparationError
+from dlx.training.data.template_check import TemplateCheck
 from dlx.training.data.vocabulary import Vocabulary
 
 _NAME, _CONTENT = 8, 16  # bytes of a sha256 by which documents are held out, and by which copies are found
@@ -110,7 +111,7 @@ class Survey(NamedTuple):
 
 @dataclass
 class _Seen:
-    template: Template | None
+    check: TemplateCheck | None
     names: bytearray = field(default_factory=bytearray)
     contents: bytearray = field(default_factory=bytearray)
     sizes: "array[int]" = field(default_factory=lambda: array("q"))
@@ -136,11 +137,11 @@ class _Seen:
 
     def _taken(self, source: Source, document: Document) -> Iterable[bytes]:
         """The document's bytes. Raises DataError for a conversation that the template does not take."""
-        if self.template is None:
+        if self.check is None:
             return document.pieces
         whole = b"".join(document.pieces)
         try:
-            self.template.rendered(whole)
+            self.check.take(whole)
         except ConversationError as error:
             raise DataError(f"{source.where(document)}: {error}") from None
         return [whole]
@@ -152,16 +153,16 @@ def survey(
     held_set: Found | None = None,
     drop_copies: bool = False,
     whole: bool = False,
-    template: Template | None = None,
+    check: TemplateCheck | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Survey:
-    """Reads everything. `progress` hears of files. Raises DataError for what cannot be taken, also by the `template` of
-    conversations.
+    """Reads everything. `progress` hears of files. Raises DataError for what cannot be taken, also by the template of
+    conversations, which `check` has.
 
     Held out are the documents of `held_set`. Without one it is about `heldout` of the bytes: whole documents, chosen by
     a hash of their names. Where they are too few or too large for that, it is the end of the largest one, or one of
     them (`whole`)."""
-    begun, seen, sections = time.perf_counter(), _Seen(template), list[Section]()
+    begun, seen, sections = time.perf_counter(), _Seen(check), list[Section]()
     every = [*([(Portion([], "held out"), held_set)] if held_set else []), *portions]
     files, done = sum(len(found.sources) for _, found in every), 0
 

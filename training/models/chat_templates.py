@@ -7,23 +7,18 @@ is such a process (see `ground.answering`). The kernel also refuses it more memo
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import psutil
 
-from dlx.ground.answering import Answering, Ended, NoAnswer, Overtime, answer_lines
+from dlx.ground.answering import Answering, NoAnswer, answer_lines, in_words, too_large
 from dlx.training.recipe.huggingface import first_line
 
 SECONDS = 5.0  # of computing, that a text may take
 MAX_CHARACTERS = 2 << 20  # of a text
 _MEMORY = 512 << 20  # bytes, beside what the process is made of
-_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each reserves memory
-
-_LARGE = f"takes more than {_MEMORY >> 20} MiB"
 
 
 class TemplateError(ValueError):
@@ -51,14 +46,14 @@ class Renderer:
 
     def text(self, question: Question) -> str:
         """The text, which asks for an assistant's answer. Raises TemplateError; no later text suffers from it."""
-        process = self._process or Answering(__name__, SECONDS, environment=_THREADS)
+        process = self._process or Answering(__name__, SECONDS)
         self._process = None
         try:
             answer = msgspec.json.decode(process.ask(msgspec.json.encode(question)), type=_Answer)
         except BaseException as error:
             process.kill()
             if isinstance(error, NoAnswer):
-                raise TemplateError(_in_words(error)) from None
+                raise TemplateError(in_words(error, SECONDS, _MEMORY)) from None
             raise
         self._process = process
         if answer.refused is not None:
@@ -66,27 +61,12 @@ class Renderer:
         return answer.text
 
 
-def _in_words(error: NoAnswer) -> str:
-    if isinstance(error, Overtime):
-        return f"takes more than {SECONDS:g} s"
-    if isinstance(error, Ended) and error.has_loaded:  # it is short of memory
-        return _LARGE
-    return f"cannot be run: of its process, {error}"
-
-
 def _answer_questions(seconds: float) -> None:
     import transformers.utils.chat_template_utils  # noqa: F401 - now, so that no text pays for it
 
-    _limit_memory()
-    answer_lines(seconds, lambda line: msgspec.json.encode(_rendered(msgspec.json.decode(line, type=Question))))
-
-
-def _limit_memory() -> None:
-    """Where the system counts the memory that a process may address; others would refuse to start anything."""
-    if sys.platform == "linux":
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        wanted = psutil.Process().memory_info().vms + _MEMORY
-        resource.setrlimit(resource.RLIMIT_AS, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+    answer_lines(
+        seconds, lambda line: msgspec.json.encode(_rendered(msgspec.json.decode(line, type=Question))), _MEMORY
+    )
 
 
 def _rendered(question: Question) -> _Answer:
@@ -103,7 +83,7 @@ def _rendered(question: Question) -> _Answer:
         text = str(found[0][0])
         text.encode()  # half a character is no text
     except MemoryError:
-        return _Answer(refused=_LARGE)
+        return _Answer(refused=too_large(_MEMORY))
     except Exception as error:  # a template may do anything that a program can
         return _Answer(refused=f"refuses this ({first_line(error)})")
     if len(text) > MAX_CHARACTERS:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from dlx.training.data import tokenising
+from dlx.training.data import template_check, tokenising
 from dlx.training.data.conversations import ConversationError, Template, conversation
 from dlx.training.data.prepare import Preparation, prepare_folder
 from dlx.training.data.rows import IDS, SILENT
@@ -309,6 +309,24 @@ def test_what_cannot_be_prepared_is_named_with_its_line_and_leaves_nothing(tmp_p
     with pytest.raises(DataError, match="conversations are read from entries"):
         prepare_folder(_preparation(tmp_path / "notes.txt", tmp_path / "model"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "takes more than 1 s"),
+        ("{{ range(99999) | map('string') | join('a' * 99999) }}", "takes more than 512 MiB"),
+    ],
+)
+def test_a_template_without_bounds_is_named_with_the_line_that_it_never_ends_with(
+    template: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_check, "SECONDS", 1.0)
+    endless = CHATML + "{% if messages[0].content == 'Say 7.' %}" + template + "{% endif %}"
+    first, second = (texts.json_lines(tmp_path / name, _rows(20)) for name in ("a.jsonl", "b.jsonl"))
+    preparation = _preparation(first, _folder(tmp_path / "model", endless))
+    with pytest.raises(DataError, match=f"2 of 2 files .*a.jsonl, line 8: the chat template {why}; and 1 more"):
+        _ = replace(preparation, sources=[first, second]).survey
 
 
 def test_a_template_is_needed_and_the_end_that_it_names(tmp_path: Path) -> None:
