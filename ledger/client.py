@@ -53,6 +53,7 @@ _GAS = {
     "answer": 100_000,
     "evict": 250_000,
     "dismiss": 250_000,
+    "reclaim": 900_000,
     "deal": 5_000_000,
     "publishCheckpoint": 200_000,
     "evaluate": 100_000,
@@ -343,6 +344,10 @@ class LedgerClient:
     def dismiss(self, run: bytes, account: str) -> Receipt:
         """Frees the slot of a member of a stage that is the account's as a founder: see RunView.may_dismiss."""
         return self._write("dismiss", run, account)
+
+    def reclaim(self, run: bytes, account: str) -> Receipt:
+        """Takes the slot of a member without weight: see RunView.may_reclaim."""
+        return self._write("reclaim", run, account)
 
     def deal(self, run: bytes, replica: int) -> Receipt:
         return self._write("deal", run, replica)

@@ -189,6 +189,18 @@ class Evicted:
 
 
 @dataclass(frozen=True)
+class Reclaimed:
+    """The account, which has weight in the stage, took the slot of a member without any. A Joined follows."""
+
+    run: Bytes32
+    account: Address
+    former: Address  # who held it
+    replica: int
+    stage: int
+    at: EventPosition
+
+
+@dataclass(frozen=True)
 class Convicted:
     """The account's contribution to (stage, round) was found false or withheld: it lost its slot and all weight, and
     gets no other slot."""
@@ -263,6 +275,7 @@ RunEvent = (
     | Accused
     | Answered
     | Evicted
+    | Reclaimed
     | Convicted
     | Sealed
     | CheckpointPublished
@@ -393,6 +406,7 @@ _SPECS: dict[bytes, _Spec] = dict(
         _spec(Accused, "bytes32 address", "address bool"),
         _spec(Answered, "bytes32 address", ""),
         _spec(Evicted, "bytes32 address", "uint16 uint16 uint64"),
+        _spec(Reclaimed, "bytes32 address address", "uint16 uint16"),
         _spec(Convicted, "bytes32 address", "uint16 uint32 bytes32 bytes", _convicted),
         _spec(Sealed, "bytes32 uint16 uint32", f"bytes32 {_OUTCOME} bytes bytes", _sealed),
         _spec(CheckpointPublished, "bytes32 uint32 address", "bytes32 string", _checkpoint),

@@ -34,6 +34,8 @@ interface ILedger {
     event Answered(bytes32 indexed run, address indexed account);
     /// @notice `returnUntil` is the time until which nobody else can take the seat; 0: anyone can.
     event Evicted(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage, uint64 returnUntil);
+    /// @notice The account took the seat of another one without weight, which lost it.
+    event Reclaimed(bytes32 indexed run, address indexed account, address indexed from, uint16 replica, uint16 stage);
     /// @notice The account's contribution to (stage, round) was found false or withheld: it lost the seat that it held, if
     /// any, and never gets another.
     event Convicted(
@@ -108,6 +110,10 @@ interface ILedger {
     error QuorumMissing(uint256 votes, uint256 needed);
     /// @notice The stage's work has weight of its own: its founders decide nothing there any more.
     error NotVacant(uint16 stage);
+    /// @notice The account has no weight in the stage.
+    error NothingToReclaim(address account, uint16 stage);
+    /// @notice The holder has weight, or took its seat lately.
+    error NotIdle(address account);
     error EpochNotOver(uint256 epoch);
 }
 

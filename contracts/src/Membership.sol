@@ -166,12 +166,28 @@ library Membership {
         Member storage member = r.holder(account);
         Stage storage s = r.stages[member.stage];
         uint256 earned = s.seatedWeight() + (r.absentNow(s).forSeals >> Weights.FRACTION);
-        // Two thirds of all are the founders'.
-        if (Runs.vacuum(earned) < 2 * earned) revert ILedger.NotVacant(member.stage);
+        uint256 vacuum = Runs.vacuum(earned);
+        // Two thirds of all are the founders'. Or a part is, and the stage stands still.
+        bool stands = vacuum != 0 && s.activity.empties >= Runs.EMPTY_SEALS;
+        if (vacuum < 2 * earned && !stands) revert ILedger.NotVacant(member.stage);
         // slither-disable-next-line unused-return: the seat is anybody's
         _release(r, bonds, run, member, account, false);
         member.asked = Asked.No;
         emit ILedger.Evicted(run, account, member.replica, member.stage, 0);
+    }
+
+    function reclaim(Run storage r, Surroundings memory by, bytes32 run, address account) external {
+        Member storage member = _newcomer(r, by, run, msg.sender);
+        Member storage other = r.holder(account);
+        (uint256 replica, uint16 stage) = (other.replica, other.stage);
+        if (r.weightIn(stage, member, false) == 0) revert ILedger.NothingToReclaim(msg.sender, stage);
+        uint256 fromTime = other.changedAt + Runs.WEIGHTLESS_TIMEOUTS * r.terms.roundTimeout;
+        if (r.weightIn(stage, other, false) != 0 || block.timestamp < fromTime) revert ILedger.NotIdle(account);
+        // slither-disable-next-line unused-return: the seat is taken at once
+        _release(r, by.bonds, run, other, account, false);
+        other.asked = Asked.No;
+        emit ILedger.Reclaimed(run, msg.sender, account, uint16(replica), stage);
+        _seat(r, by, run, member, msg.sender, replica, stage);
     }
 
     function deal(Run storage r, bytes32 run, uint16 replica) external {

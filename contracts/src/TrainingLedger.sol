@@ -159,9 +159,15 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
     }
 
     /// @notice Frees the seat of a holder where two thirds of its stage's weight are still, or again, the founders', of
-    /// whom the sender is one.
+    /// whom the sender is one; or any of it, and the stage's last 32 seals or more were empty.
     function dismiss(bytes32 run, address account) external {
         Membership.dismiss(_run(run), bonds, run, account);
+    }
+
+    /// @notice Gives the sender, which left weight in a stage, the seat there of a holder that has none eight round timeouts
+    /// after it took it. So whoever takes seats while their holders are away keeps them only by working.
+    function reclaim(bytes32 run, address account) external {
+        Membership.reclaim(_run(run), _surroundings(), run, account);
     }
 
     /// @notice Deals the holders of a complete replica that some stage did not count for three rounds among the seats of

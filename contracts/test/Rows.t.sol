@@ -134,6 +134,81 @@ contract RowsTest is Fixture {
         work(run, 0, honest, 1);
     }
 
+    /// @dev Captors that worked like honest members for 25 rounds, and then stand still: a part is still the founder's.
+    function test_aStageThatStandsStillIsGivenBack() public {
+        RunConfig memory config = configOf(2, 1, 3);
+        config.horizon = 128;
+        bytes32 run = begin(6, config);
+        address[] memory honest = some(who[0], who[2], who[4]);
+        address[] memory captors = some(who[1], who[3], who[5]);
+        for (uint256 k = 0; k < 25; ++k) {
+            sealWith(run, 1, captors);
+            sealWith(run, 0, honest);
+        }
+        for (uint256 k = 0; k < 31; ++k) {
+            sealNothing(run, 1, founded(captors));
+            sealNothing(run, 0, founded(honest));
+        }
+        vm.prank(founder);
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NotVacant.selector, 1));
+        ledger.dismiss(run, captors[0]);
+        sealNothing(run, 1, founded(captors));
+        sealNothing(run, 0, founded(honest));
+        for (uint256 i = 0; i < 3; ++i) {
+            vm.prank(founder);
+            ledger.dismiss(run, captors[i]);
+        }
+        pass(1);
+        enrolMore(3);
+        for (uint256 i = 6; i < 9; ++i) join(run, who[i], 1);
+        sealNothing(run, 1, some(founder)); // the founder has the weight for it, and from the next round on the work is theirs
+        sealNothing(run, 0, founded(honest));
+        work(run, 1, part(6, 9), 1);
+        work(run, 0, honest, 1);
+    }
+
+    /// @dev A stage's members are away, and evicted; their seats are taken by accounts that only hold them. Back, each takes
+    /// one back by its weight.
+    function test_seatsThatWereTakenInAnOutageAreTakenBack() public {
+        RunConfig memory config = configOf(2, 1, 3);
+        config.horizon = 128;
+        bytes32 run = begin(6, config);
+        address[] memory honest = some(who[1], who[3], who[5]);
+        for (uint256 k = 0; k < 130; ++k) {
+            sealWith(run, 0, some(who[0], who[2], who[4]));
+            sealWith(run, 1, honest);
+        }
+        expire(run);
+        pass(1);
+        for (uint256 i = 0; i < 3; ++i) ask(run, who[0], honest[i]);
+        pass(EVICTION_TIME);
+        for (uint256 i = 0; i < 3; ++i) ledger.evict(run, honest[i]);
+        pass(EVICTION_TIME + 1);
+        enrolMore(4);
+        for (uint256 i = 6; i < 9; ++i) join(run, who[i], 1);
+        vm.prank(honest[0]);
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NotIdle.selector, who[6]));
+        ledger.reclaim(run, who[6]);
+        pass(8 * ROUND_TIMEOUT);
+        vm.prank(who[9]);
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NothingToReclaim.selector, who[9], 1));
+        ledger.reclaim(run, who[6]);
+        vm.prank(honest[0]);
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NothingToReclaim.selector, honest[0], 0));
+        ledger.reclaim(run, who[0]);
+        uint256 all = totalOf(run, 1);
+        for (uint256 i = 0; i < 3; ++i) {
+            vm.prank(honest[i]);
+            ledger.reclaim(run, who[6 + i]);
+            requireSlot(run, honest[i], i, 1);
+        }
+        vm.assertTrue(weightOf(run, honest) * 10 > all * 9);
+        work(run, 1, honest, 1);
+        vm.prank(who[6]);
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NothingToReclaim.selector, who[6], 1));
+        ledger.reclaim(run, honest[0]);
+    }
+
     /// @dev Seats that never sign stop nothing before the first non-empty seal, and make nobody forfeit.
     function test_squattersAtBirthStopNothing() public {
         bytes32 run = begin(5, configOf(1, 1, 5));

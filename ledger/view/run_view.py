@@ -20,6 +20,7 @@ from dlx.ledger.events import (
     Joined,
     Left,
     Moved,
+    Reclaimed,
     RunCreated,
     RunOpened,
     Sealed,
@@ -70,6 +71,7 @@ class RunView(RunState):
     may_accuse = runs.may_accuse
     may_evict = runs.may_evict
     may_dismiss = runs.may_dismiss
+    may_reclaim = runs.may_reclaim
     may_deal = runs.may_deal
     deal_of = runs.deal_of
 
@@ -147,6 +149,8 @@ class RunView(RunState):
                 self._answer(event)
             case Evicted():
                 self._evict(event)
+            case Reclaimed():
+                self._reclaim(event)
             case Convicted():
                 self._convict(event)
             case Sealed():
@@ -199,7 +203,7 @@ class RunView(RunState):
         self.due = tuple(Joined(self.run, account, event.replica, stage, event.at) for stage, account in newcomers)
 
     def _join(self, event: Joined, due: bool) -> None:
-        """`due`: its site took this slot for it."""
+        """`due`: its site took this slot for it, or it took it from another member."""
         account, replica, stage, now = event.account, event.replica, event.stage, event.at.time
         before = self.member(account)
         if before.holds or self.finished or stage >= self.config.stages or self.is_convicted(account):
@@ -386,6 +390,14 @@ class RunView(RunState):
             raise ViewError(f"{account} may return until {until}, not {event.return_until}")
         if event.return_until:
             self.returns[event.replica, event.stage] = Return(account, until)
+
+    def _reclaim(self, event: Reclaimed) -> None:
+        account, former, slot, now = event.account, event.former, (event.replica, event.stage), event.at.time
+        if not self.may_reclaim(account, former, now):
+            raise ViewError(f"{account} cannot have taken the slot of {former}")
+        self._release(former, *slot, now)
+        self.accounts[former] = replace(self.accounts[former], asked=Asked.NO)
+        self.due = (Joined(self.run, account, *slot, event.at),)
 
     def _convict(self, event: Convicted) -> None:
         account, standing = event.account, self.standings.get(event.account, UNKNOWN)

@@ -1,5 +1,5 @@
 """Configs, slots, silence and deals: what the contract takes as a config, and who may take a slot, ask, answer, evict,
-dismiss and deal. As Runs.sol and Membership.sol.
+dismiss, reclaim and deal. As Runs.sol and Membership.sol.
 
 `now` is the time of the block that a transaction would be in.
 """
@@ -17,6 +17,8 @@ from dlx.ledger.view.weights import NEVER
 IDLE_SEALS = 8  # non-empty seals without a count after which a slot is forfeit
 GRACE_SEALS = 16  # more of them until a forfeit slot whose member answered is lost
 STALLED_TIMEOUTS = 32  # round timeouts that a round is open until anybody may ask who is still there
+WEIGHTLESS_TIMEOUTS = 8  # round timeouts after which a member without weight gives way to who has some
+EMPTY_SEALS = 32  # in a row, after which founders may dismiss where a part is still theirs
 UNCOUNTED_ROUNDS = 3  # after which a replica may be dealt and a member be asked
 
 # The bounds of a config, under which no sum of a reader overflows.
@@ -160,11 +162,26 @@ def may_evict(state: RunState, account: str, now: int) -> bool:
 
 
 def may_dismiss(state: RunState, by: str, account: str, now: int) -> bool:
-    """Whether a founder may free the account's slot: two thirds of its stage's weight are the founders'."""
+    """Whether a founder may free the account's slot: two thirds of its stage's weight are the founders', or some is,
+    and the stage stands still."""
     member = state.member(account)
     if not member.holds or by not in state.founders:
         return False
-    return 3 * seals.vacuum(state, member.stage, now) >= 2 * seals.total(state, member.stage, now)
+    vacuum = seals.vacuum(state, member.stage, now)
+    if vacuum and state.stages[member.stage].empties >= EMPTY_SEALS:
+        return True
+    return 3 * vacuum >= 2 * seals.total(state, member.stage, now)
+
+
+def may_reclaim(state: RunState, by: str, account: str, now: int) -> bool:
+    """Whether an account that left weight in a stage may take the slot of another there, which has none long after it
+    took that slot."""
+    own, other = state.member(by), state.member(account)
+    if own.holds or not other.holds or state.finished or state.is_convicted(by):
+        return False
+    if not seals.weight_in(state, by, other.stage, None) or seals.weight_in(state, account, other.stage, None):
+        return False
+    return now >= other.took_at + WEIGHTLESS_TIMEOUTS * state.config.round_timeout
 
 
 def may_deal(state: RunState, replica: int) -> bool:

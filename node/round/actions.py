@@ -264,7 +264,7 @@ class SendSeal(Transaction):
         return "seal", self.seal.round
 
 
-Call = Literal["accuse", "answer", "deal", "evict", "move_down"]
+Call = Literal["accuse", "answer", "deal", "evict", "move_down", "reclaim"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +272,7 @@ class Send(Transaction):
     """A call of the ledger about `subject`.
 
     - "accuse", "evict": a member, by its account.
+    - "reclaim": a member without weight in the stage where we left some, by its account.
     - "answer": none. We were accused and are alive.
     - "deal": a complete replica that is not counted any more, and nobody can prove who breaks it.
     - "move_down": none. A lower replica has a free slot of our stage.

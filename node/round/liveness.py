@@ -190,9 +190,13 @@ class Liveness:
 def claims(view: RunView, account: str, stage: int | None, now: float) -> list[a.Send]:
     """What an account without a slot can do to get one (of `stage`, or of any) where none is free.
 
-    It asks who has to answer to anybody, the lowest replica first: who has forfeited the slot, or anybody where a round
-    is open for very long. It evicts who could not keep it."""
+    It takes the slot of who has no weight in the stage where it left some. Else it asks who has to answer to anybody,
+    the lowest replica first: who has forfeited the slot, or anybody where a round is open for very long. It evicts who
+    could not keep it."""
     held = sorted((slot, member) for member, slot in view.members().items() if stage is None or slot[1] == stage)
+    weightless = [member for _, member in held if view.may_reclaim(account, member, int(now))]
+    if weightless:
+        return [a.Send("reclaim", weightless[0])]
     evictable = [member for _, member in held if view.may_evict(member, int(now))]
     if evictable:
         return [a.Send("evict", evictable[0])]

@@ -29,7 +29,7 @@ CHECK_EVERY = 4  # steps: it asks the contract for all that it knows, and where 
 
 MOODS = {
     "sites": "enlist enlist enlist slot slot slot leave leave leave move seal",
-    "churn": "join join join leave move move dismiss seal seal seal",
+    "churn": "join join join leave move move dismiss reclaim seal seal seal",
     "busy": "join leave accuse" + " seal" * 20,
     "silent": "join accuse accuse accuse answer answer evict evict deal seal seal seal seal",
     "judging": "join join move leave convict convict seal seal seal seal",
@@ -127,6 +127,12 @@ class Life:
                 able = [(by, one) for by in ACCOUNTS for one in ACCOUNTS if view.may_dismiss(by, one, now)]
                 me, other = chance.choice(able or [(me, other)])
                 self.tries(me, "dismiss", other, foreseen=view.may_dismiss(me, other, now))
+            case "reclaim":
+                if chance.random() < 0.3:
+                    now = self.chain.now = now + 8 * TIMEOUT
+                able = [(by, one) for by in ACCOUNTS for one in ACCOUNTS if view.may_reclaim(by, one, now)]
+                me, other = chance.choice(able or [(me, other)])
+                self.tries(me, "reclaim", other, foreseen=view.may_reclaim(me, other, now))
             case "convict":
                 self.convict(other)
             case "seal":
@@ -260,7 +266,7 @@ def test_the_view_knows_what_the_contract_knows(chain):
         kinds["empty"] += sum(getattr(event, "count", 1) == 0 for event in life.events)
     seen = (
         "RunCreated RunOpened Joined SiteEnlisted SiteSeated Left Moved Dealt Accused Answered Evicted Convicted Sealed"
-        " reserved forfeit empty"
+        " Reclaimed reserved forfeit empty"
     )
     assert set(seen.split()) <= set(+kinds), kinds
 

@@ -199,7 +199,8 @@ def dismiss(
 ) -> None:
     """Free a member's slot, as a founder of the run: against who holds slots of a stage and does not work.
 
-    Possible while founders hold two thirds of the stage's weight. Nobody is barred: the account may join again.
+    Possible while founders hold two thirds of the stage's weight; or any, once 32 rounds in a row were empty. Nobody is
+    barred: the account may join again.
     """
     member = options.account(account, "ACCOUNT")
     folder, settings = options.folder(given)
@@ -218,7 +219,8 @@ def dismiss(
             raise Failure(f"{member} holds no slot of the run")
         if not view.may_dismiss(own.address, member, now):
             raise Failure(
-                f"work has earned more than a third of stage {slot[1]}'s weight: idleness alone ends slots now"
+                f"work has earned more than a third of stage {slot[1]}'s weight: its slots can be freed after 32 empty "
+                "rounds in a row, while founders have some of it"
             )
         receipt = client.dismiss(view.run, member)
     done = {"account": member, "replica": slot[0], "stage": slot[1], "block": receipt.block}

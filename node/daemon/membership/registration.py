@@ -147,6 +147,8 @@ class Membership:
                 raise NoSlot(f"joined, but the chain's events do not show it after {SEEN_SECONDS:.0f} s")
             return
         claimed = await self._claim(full)
+        if self.slot is not None:
+            return
         raise NoSlot(f"the ledger gives no slot: {refused}{claimed}")
 
     async def _enter(self, config: RunConfig) -> None:
@@ -291,6 +293,11 @@ class Membership:
         for stage in stages:
             for action in claims(seen.view, self._account, None if stage == ANY_STAGE else stage, seen.head.time):
                 match action:
+                    case Send("reclaim", str(account)):
+                        log.info("taking the slot of a member without weight", member=account)
+                        await trio.to_thread.run_sync(self._client.reclaim, self._run, account, abandon_on_cancel=True)
+                        await self._until(lambda newer: self.slot_in(newer) is not None, SEEN_SECONDS)
+                        return f"; that of {account} was taken, but the chain's events do not show it"
                     case Send("accuse", str(account)):
                         log.info("asking for a slot", member=account)
                         await trio.to_thread.run_sync(self._client.accuse, self._run, account, abandon_on_cancel=True)

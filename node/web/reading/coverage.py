@@ -6,7 +6,7 @@ from bisect import bisect_right
 from functools import reduce
 from operator import and_
 
-from dlx.ledger.events import Convicted, Dealt, Event, Evicted, Joined, Left, Moved
+from dlx.ledger.events import Convicted, Dealt, Event, Evicted, Joined, Left, Moved, Reclaimed
 from dlx.ledger.index.event_index import START, Place
 
 
@@ -32,6 +32,8 @@ class Coverage:
                 to = {(replica, stage): (other, stage), (other, stage): (replica, stage)}
                 self._slots = {account: to.get(slot, slot) for account, slot in self._slots.items()}
             case Left(account=account) | Evicted(account=account) | Convicted(account=account):
+                self._leave(account)
+            case Reclaimed(former=account):
                 self._leave(account)
         self.after = event.at.block, event.at.log_index
         if tuple(self._held) != self._history[-1]:

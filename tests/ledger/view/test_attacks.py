@@ -4,8 +4,9 @@ import pytest
 from ledger_run import STEPS, config
 from story import ACCOUNTS, EVICTION, FOUNDER, TIMEOUT, Story, names
 
-from dlx.ledger.events import Accused, Evicted
+from dlx.ledger.events import Accused, Evicted, Reclaimed
 from dlx.ledger.view import runs
+from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.weights import ENOUGH, FULL
 
 
@@ -70,6 +71,53 @@ def test_who_takes_a_stage_at_birth_is_dismissed():
         story.join(index, index - 8, 0)
     story.seal(0, {0: 0, 1: 1, 2: 2}, [], wait=TIMEOUT)  # of who held the slots when the last round was sealed
     story.work(1, [8, 9, 10])
+
+
+def test_who_works_a_while_at_birth_and_then_stands_still_is_dismissed():
+    """With 25 rounds of honest work a stage's members kept every slot of it, and no round was worked in any more."""
+    story = Story.staffed(3, max_replicas=3, horizon=128)
+    story.work(25, range(3))
+    for _ in range(31):
+        story.seal(0, [], range(3), wait=TIMEOUT)
+    assert not story.view.may_dismiss(FOUNDER, ACCOUNTS[0], story.time)
+    story.seal(0, [], range(3), wait=TIMEOUT)
+    assert all(story.view.may_dismiss(FOUNDER, ACCOUNTS[index], story.time) for index in range(3))
+    story.work(1, range(3))
+    assert not story.view.may_dismiss(FOUNDER, ACCOUNTS[0], story.time)
+
+
+def test_who_has_earned_all_weight_is_not_dismissed_however_long_others_stand_still():
+    """A run whose other stage does nothing is not its founders' for that."""
+    story = Story.staffed(3, max_replicas=3, horizon=128)
+    story.work(89, range(3))
+    for _ in range(40):
+        story.seal(0, [], range(3), wait=TIMEOUT)
+    assert not story.view.may_dismiss(FOUNDER, ACCOUNTS[0], story.time)
+
+
+def test_slots_that_are_taken_in_an_outage_are_taken_back():
+    """One member evicted a whole stage in an outage of minutes, and held its slots for good with answers alone."""
+    story = Story.staffed(3, max_replicas=3, horizon=128)
+    view = story.view
+    story.work(130, range(3))
+    for index in range(3):
+        story.leave(index)
+    story.time += 1
+    for index in range(8, 11):
+        story.join(index, index - 8, 0)
+    story.time += 8 * TIMEOUT - 1
+    assert not view.may_reclaim(ACCOUNTS[0], ACCOUNTS[8], story.time)
+    story.time += 1
+    assert view.may_reclaim(ACCOUNTS[0], ACCOUNTS[8], story.time)
+    assert not view.may_reclaim(ACCOUNTS[7], ACCOUNTS[8], story.time), "who has no weight"
+    with pytest.raises(ViewError, match="cannot have taken the slot"):
+        story.tell(Reclaimed, ACCOUNTS[7], ACCOUNTS[8], 0, 0)
+    for index in range(3):
+        story.tell(Reclaimed, ACCOUNTS[index], ACCOUNTS[8 + index], index, 0)
+        story.join(index, index, 0)
+    assert [view.member_at(replica, 0) for replica in range(3)] == [*names(range(3))]
+    assert not any(view.may_reclaim(by, one, story.time + 99 * TIMEOUT) for by in ACCOUNTS for one in names(range(3)))
+    story.work(1, range(3))
 
 
 def test_work_in_two_rounds_of_eight_stops_none_of_the_others():

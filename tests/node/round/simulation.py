@@ -35,6 +35,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.ledger.view.runs import was_counted_lately
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
+from dlx.node.round.liveness import claims
 from dlx.node.round.machine import RoundMachine
 from dlx.node.round.rules import stopping
 from dlx.node.round.rules.plans import finished, plan_of, seals_needed
@@ -212,12 +213,16 @@ class Simulation:
     def restart(self, account: str) -> None:
         """The process comes back with what was on disk: own contributions, adopted versions, payloads."""
         member, old = self.members[account], self.members[account].machine
-        if self.view.slot_of(account) is None and not self.take_slot(account, old.stage):
+        if not (self.view.slot_of(account) or self.take_slot(account, old.stage) or self.reclaim(account, old.stage)):
             self.mail.append((self.now + 1, lambda: self.restart(account)))
             return
         self.renew(member)
         member.alive = True
         self.connect(account)
+
+    def reclaim(self, account: str, stage: int) -> bool:
+        tries = (one for one in claims(self.view, account, stage, self.now) if one.call == "reclaim")
+        return any(self.transact(self.members[account], one) for one in tries)
 
     def renew(self, member: Member) -> None:
         """Another session of the same slot, or of another replica's."""
@@ -544,6 +549,12 @@ class Simulation:
                 return True
             case a.Send("evict", str(other)) if view.may_evict(other, now):
                 self.evict(other)
+                return True
+            case a.Send("reclaim", str(other)) if view.may_reclaim(account, other, now):
+                slot = view.slot_of(other)
+                assert slot is not None
+                self.apply(chain.Reclaimed(RUN, account, other, *slot, self.at()))
+                self.apply(chain.Joined(RUN, account, *slot, self.at()))
                 return True
             case a.Send("move_down") if view.may_move(account, now):
                 slot = view.slot_of(account)

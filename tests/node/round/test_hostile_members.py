@@ -121,6 +121,27 @@ def test_a_stage_whose_members_do_not_work_is_taken_over_by_newcomers(mute: bool
     assert sim.now - began < 100 * sim.rules.round_timeout
 
 
+def test_members_whose_slots_were_taken_in_an_outage_take_them_back() -> None:
+    """Who took them answers every accusation and does nothing else."""
+    sim = Simulation(fast_rules(rounds=12), replicas=2, seed=6, spare=0)
+    assert sim.run(lambda: (sim.view.open_round or 0) >= 4, 60)
+    away = list(sim.view.members_in(1))
+    for account in away:
+        sim.kill(account)
+    assert sim.run(lambda: not sim.view.members_in(1), 60 * sim.rules.round_timeout)
+    assert sim.run(lambda: sim.view.free_slot(1, "0x" + "00" * 20, int(sim.now)) is not None, 60)
+    for index in range(2):
+        taker = sim.join(f"taker {index}", 1)
+        sim.members[taker].mute = sim.members[taker].breaks = True
+        sim.restart(taker)
+    began = sim.now
+    for account in away:
+        sim.restart(account)
+    assert sim.run(lambda: {*sim.view.members_in(1)} == {*away}, 12 * sim.rules.round_timeout)
+    assert sim.run(lambda: sim.finished, 400)
+    assert sim.now - began < 30 * sim.rules.round_timeout
+
+
 def test_newcomers_take_a_run_over_whose_every_slot_was_held_by_the_hostile() -> None:
     """They can claim no slot of who answers; a founder frees those of a young stage."""
     sim = Simulation(fast_rules(rounds=6, stages=1), replicas=2, seed=5, spare=0)

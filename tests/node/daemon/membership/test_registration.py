@@ -22,6 +22,7 @@ from dlx.ledger.view.run_state import Return
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
+from dlx.node.daemon.membership import registration
 from dlx.node.daemon.membership.registration import Membership, NoSlot
 from dlx.node.daemon.observable import Observable
 from dlx.node.home import join_line
@@ -29,6 +30,7 @@ from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import Failure
 from dlx.node.home.join_line import Listed, SignedInvitation
 from dlx.node.home.keys.site import Site, make
+from dlx.node.round.actions import Send
 from tests.ledger.ledger_run import config
 from tests.node.daemon import virtual_time
 from tests.patience import patient
@@ -63,6 +65,9 @@ class Ledger:
 
     def evict(self, run: bytes, account: str) -> None:
         self.sent.append(("evict", account))
+
+    def reclaim(self, run: bytes, account: str) -> None:
+        self.sent.append(("reclaim", account))
 
     domain = Domain(31337, OTHER)
     guests: tuple[str, ...] = ()  # accounts and sites
@@ -263,6 +268,22 @@ def test_a_full_stage_is_passed_over_and_the_slot_waited_for() -> None:
 
     act(ledger, seen(), program)
     assert ledger.sent == [("join", ANY_STAGE)]
+
+
+def test_where_we_left_weight_the_slot_of_one_without_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "claims", lambda view, account, stage, now: [Send("reclaim", THIRD)])
+    ledger = Ledger(full=(0,))
+
+    async def program(membership: Membership, follower: Follower) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(membership.join, (0,), lambda: None)
+            await trio.sleep(1)
+            assert membership.slot is None
+            follower.seen.set(seen(member=True))
+        assert membership.slot == (0, 0)
+
+    act(ledger, seen(), program)
+    assert ledger.sent == [("reclaim", THIRD)]
 
 
 LISTED = Listed((b"\7" * 32, b"\x08" * 32))
