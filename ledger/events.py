@@ -107,7 +107,7 @@ class SiteEnlisted:
 
 
 @dataclass(frozen=True)
-class SiteSeated:
+class SitePlaced:
     """All slots of the replica are the site's now, each stage's of one of the accounts; a Joined follows for each that
     did not hold it before."""
 
@@ -268,7 +268,7 @@ RunEvent = (
     | RunOpened
     | Joined
     | SiteEnlisted
-    | SiteSeated
+    | SitePlaced
     | Left
     | Moved
     | Dealt
@@ -355,8 +355,8 @@ def _run_created(
     )
 
 
-def _site_placed(run: bytes, site: str, replica: int, accounts: tuple[str, ...], at: EventPosition) -> SiteSeated:
-    return SiteSeated(run, site, replica, tuple(map(_account, accounts)), at)
+def _site_placed(run: bytes, site: str, replica: int, accounts: tuple[str, ...], at: EventPosition) -> SitePlaced:
+    return SitePlaced(run, site, replica, tuple(map(_account, accounts)), at)
 
 
 def _sealed(
@@ -398,7 +398,7 @@ _SPECS: dict[bytes, _Spec] = dict(
         _spec(RunCreated, "bytes32 address", f"{_CONFIG} string bytes32[] address[]", _run_created),
         _spec(Joined, "bytes32 address", "uint16 uint16"),
         _spec(SiteEnlisted, "bytes32 address address", "uint16 uint64"),
-        _spec(SiteSeated, "bytes32 address", "uint16 address[]", _site_placed),
+        _spec(SitePlaced, "bytes32 address", "uint16 address[]", _site_placed),
         _spec(Left, "bytes32 address", "uint16 uint16"),
         _spec(Moved, "bytes32 address", "uint16 uint16 uint16"),
         _spec(RunOpened, "bytes32", "uint64"),

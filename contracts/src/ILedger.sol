@@ -18,25 +18,25 @@ interface ILedger {
     /// @notice Enough replicas are complete: round 0 is open from this time on, in Unix seconds.
     event RunOpened(bytes32 indexed run, uint64 openedAt);
     event Joined(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage);
-    /// @notice Until then the others of its site may seat the account, which asks for `stage` (ANY_STAGE: whichever).
+    /// @notice Until then the others of its site may place the account, which asks for `stage` (ANY_STAGE: whichever).
     event SiteEnlisted(bytes32 indexed run, address indexed account, address indexed site, uint16 stage, uint64 until);
-    /// @notice All seats of the replica are the site's now, each stage's of one of these accounts. A Joined follows for
-    /// each that did not hold its seat before.
-    event SiteSeated(bytes32 indexed run, address indexed site, uint16 replica, address[] accounts);
-    /// @notice The holder gave its seat back; its stage's next seal may still count it.
+    /// @notice All slots of the replica are the site's now, each stage's of one of these accounts. A Joined follows for
+    /// each that did not hold its slot before.
+    event SitePlaced(bytes32 indexed run, address indexed site, uint16 replica, address[] accounts);
+    /// @notice The holder gave its slot back; its stage's next seal may still count it.
     event Left(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage);
-    /// @notice The holder took a lower free seat of its stage.
+    /// @notice The holder took a lower free slot of its stage.
     event Moved(bytes32 indexed run, address indexed account, uint16 fromReplica, uint16 toReplica, uint16 stage);
-    /// @notice The holders of two seats of a stage changed places.
+    /// @notice The holders of two slots of a stage changed places.
     event Dealt(bytes32 indexed run, uint16 stage, uint16 replica, uint16 with);
-    /// @notice `forfeit`: only being counted keeps the seat, an answer wins time.
+    /// @notice `forfeit`: only being counted keeps the slot, an answer wins time.
     event Accused(bytes32 indexed run, address indexed account, address by, bool forfeit);
     event Answered(bytes32 indexed run, address indexed account);
-    /// @notice `returnUntil` is the time until which nobody else can take the seat; 0: anyone can.
+    /// @notice `returnUntil` is the time until which nobody else can take the slot; 0: anyone can.
     event Evicted(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage, uint64 returnUntil);
-    /// @notice The account took the seat of another one without weight, which lost it.
+    /// @notice The account took the slot of another one without weight, which lost it.
     event Reclaimed(bytes32 indexed run, address indexed account, address indexed from, uint16 replica, uint16 stage);
-    /// @notice The account's contribution to (stage, round) was found false or withheld: it lost the seat that it held, if
+    /// @notice The account's contribution to (stage, round) was found false or withheld: it lost the slot that it held, if
     /// any, and never gets another.
     event Convicted(
         bytes32 indexed run, address indexed account, uint16 stage, uint32 round, bytes32 statement, bytes entries
@@ -69,8 +69,8 @@ interface ILedger {
     error NotInvited(address account);
     error NotFounder(address account);
     error NotHolding(address account);
-    error NoFreeSeat(uint16 stage);
-    error NoLowerSeat(uint16 replica, uint16 stage);
+    error NoFreeSlot(uint16 stage);
+    error NoLowerSlot(uint16 replica, uint16 stage);
     error RoundNotOpen();
     error RunFinished();
     error UnknownStage(uint16 stage);
@@ -78,7 +78,7 @@ interface ILedger {
     /// @notice The account may still be counted in its former stage; it can change stage after that stage's next seal.
     error SealPending(uint16 stage, uint32 round);
     error NotEnlisted(address account);
-    error WrongSeats(uint16 replica, uint256 accounts);
+    error WrongSlots(uint16 replica, uint256 accounts);
     error ReplicaComplete(uint16 replica);
     error ReplicaIncomplete(uint16 replica);
     error AccusationPending(address account);
@@ -112,17 +112,17 @@ interface ILedger {
     error NotVacant(uint16 stage);
     /// @notice The account has no weight in the stage.
     error NothingToReclaim(address account, uint16 stage);
-    /// @notice The holder has weight, or took its seat lately.
+    /// @notice The holder has weight, or took its slot lately.
     error NotIdle(address account);
     error EpochNotOver(uint256 epoch);
 }
 
-/// @title Who may take a seat of an invited run of the ledger that asks
+/// @title Who may take a slot of an invited run of the ledger that asks
 interface IInvitations {
     function admits(bytes32 run, address account) external view returns (bool);
 }
 
-/// @title What seats lock, in the name of the ledger that asks
+/// @title What slots lock, in the name of the ledger that asks
 interface IBonds {
     /// @notice Reverts where the account has not deposited so much.
     function lock(bytes32 run, address account, uint256 amount) external;

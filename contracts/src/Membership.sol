@@ -20,7 +20,7 @@ struct Surroundings {
     bytes32 domain;
 }
 
-/// @title Who gets a seat, and who loses it
+/// @title Who gets a slot, and who loses it
 /// @notice Code of the ledger with an address of its own, because one contract cannot hold all: it works on the ledger's
 /// state, and says its events.
 library Membership {
@@ -33,7 +33,7 @@ library Membership {
 
     uint16 internal constant ANY_STAGE = type(uint16).max;
 
-    // --------------------------------------------------------------------------------------------------- seats
+    // --------------------------------------------------------------------------------------------------- slots
 
     function join(Run storage r, Surroundings memory by, bytes32 run, uint16 stage) external {
         Member storage member = _newcomer(r, by, run, msg.sender);
@@ -43,9 +43,9 @@ library Membership {
         if ((stage == ANY_STAGE || stage == member.stage) && r.mayReturn(member, msg.sender)) {
             (replica, stage) = (member.replica, member.stage);
         } else {
-            (replica, stage) = _freeSeat(r, stage);
+            (replica, stage) = _freeSlot(r, stage);
         }
-        _seat(r, by, run, member, msg.sender, replica, stage);
+        _place(r, by, run, member, msg.sender, replica, stage);
         _openFirst(run, r);
     }
 
@@ -76,17 +76,17 @@ library Membership {
         address site = r.enlisted[msg.sender].site;
         if (site == address(0)) revert ILedger.NotEnlisted(msg.sender);
         if (replica >= r.terms.maxReplicas || accounts.length != r.terms.stages) {
-            revert ILedger.WrongSeats(replica, accounts.length);
+            revert ILedger.WrongSlots(replica, accounts.length);
         }
-        emit ILedger.SiteSeated(run, site, replica, accounts);
+        emit ILedger.SitePlaced(run, site, replica, accounts);
         for (uint16 stage = 0; stage < accounts.length; ++stage) {
             address account = accounts[stage];
             Enlisted memory enlisted = r.enlisted[account];
             if (enlisted.site != site) revert ILedger.NotEnlisted(account);
             if (r.stages[stage].holders[replica] == account) continue;
             if (enlisted.until < block.timestamp) revert ILedger.NotEnlisted(account);
-            if (!r.isFree(replica, stage, account)) revert ILedger.NoFreeSeat(stage);
-            _seat(r, by, run, _newcomer(r, by, run, account), account, replica, stage);
+            if (!r.isFree(replica, stage, account)) revert ILedger.NoFreeSlot(stage);
+            _place(r, by, run, _newcomer(r, by, run, account), account, replica, stage);
         }
         _openFirst(run, r);
     }
@@ -95,8 +95,8 @@ library Membership {
         Member storage member = r.holder(msg.sender);
         uint16 from = member.replica;
         if ((r.progress.complete >> from) & 1 == 1) revert ILedger.ReplicaComplete(from);
-        uint256 to = r.freeSeat(member.stage, msg.sender);
-        if (to >= from) revert ILedger.NoLowerSeat(from, member.stage);
+        uint256 to = r.freeSlot(member.stage, msg.sender);
+        if (to >= from) revert ILedger.NoLowerSlot(from, member.stage);
         r.move(member, msg.sender, to);
         emit ILedger.Moved(run, msg.sender, from, uint16(to), member.stage);
         _openFirst(run, r);
@@ -122,7 +122,7 @@ library Membership {
         }
         bool forfeit = r.isForfeit(member);
         if (!forfeit && !_isOpenFor(r, Runs.STALLED_TIMEOUTS)) {
-            // slither-disable-next-line unused-return: only that it holds a seat matters
+            // slither-disable-next-line unused-return: only that it holds a slot matters
             r.holder(msg.sender);
             if (!_isOpenFor(r, 1) && !_isUncounted(r, member)) revert ILedger.TooEarlyToAccuse(account);
         }
@@ -165,12 +165,12 @@ library Membership {
         if (!r.founders[msg.sender]) revert ILedger.NotFounder(msg.sender);
         Member storage member = r.holder(account);
         Stage storage s = r.stages[member.stage];
-        uint256 earned = s.seatedWeight() + (r.absentNow(s).forSeals >> Weights.FRACTION);
+        uint256 earned = s.heldWeight() + (r.absentNow(s).forSeals >> Weights.FRACTION);
         uint256 vacuum = Runs.vacuum(earned);
         // Two thirds of all are the founders'. Or a part is, and the stage stands still.
         bool stands = vacuum != 0 && s.activity.empties >= Runs.EMPTY_SEALS;
         if (vacuum < 2 * earned && !stands) revert ILedger.NotVacant(member.stage);
-        // slither-disable-next-line unused-return: the seat is anybody's
+        // slither-disable-next-line unused-return: the slot is anybody's
         _release(r, bonds, run, member, account, false);
         member.asked = Asked.No;
         emit ILedger.Evicted(run, account, member.replica, member.stage, 0);
@@ -183,11 +183,11 @@ library Membership {
         if (r.weightIn(stage, member, false) == 0) revert ILedger.NothingToReclaim(msg.sender, stage);
         uint256 fromTime = other.changedAt + Runs.WEIGHTLESS_TIMEOUTS * r.terms.roundTimeout;
         if (r.weightIn(stage, other, false) != 0 || block.timestamp < fromTime) revert ILedger.NotIdle(account);
-        // slither-disable-next-line unused-return: the seat is taken at once
+        // slither-disable-next-line unused-return: the slot is taken at once
         _release(r, by.bonds, run, other, account, false);
         other.asked = Asked.No;
         emit ILedger.Reclaimed(run, msg.sender, account, uint16(replica), stage);
-        _seat(r, by, run, member, msg.sender, replica, stage);
+        _place(r, by, run, member, msg.sender, replica, stage);
     }
 
     function deal(Run storage r, bytes32 run, uint16 replica) external {
@@ -204,12 +204,12 @@ library Membership {
         if (most < Runs.UNCOUNTED_ROUNDS) revert ILedger.TooEarlyToDeal(replica, r.progress.openRound + 1);
         bool dealt = false;
         for (uint256 stage = 0; stage < stages; ++stage) {
-            uint256 seated = r.stages[stage].activity.seated;
+            uint256 held = r.stages[stage].activity.held;
             uint256 drawn = uint256(keccak256(abi.encode(r.progress.draw, r.progress.openRound, replica, stage)));
-            for (drawn %= seated.size(); drawn != 0; --drawn) {
-                seated &= seated - 1;
+            for (drawn %= held.size(); drawn != 0; --drawn) {
+                held &= held - 1;
             }
-            uint256 other = seated.lowest();
+            uint256 other = held.lowest();
             if (other == replica) continue;
             dealt = true;
             r.swap(stage, replica, other);
@@ -240,7 +240,7 @@ library Membership {
         Member storage member = r.members[c.account];
         uint256 own = r.weightIn(c.stage, member, false);
         Stage storage s = r.stages[c.stage];
-        uint256 all = s.seatedWeight() + (r.absentNow(s).forVerdicts >> Weights.FRACTION);
+        uint256 all = s.heldWeight() + (r.absentNow(s).forVerdicts >> Weights.FRACTION);
         uint256 vacuum = Runs.vacuum(all);
         all += vacuum;
         if (founder) votes += vacuum;
@@ -318,7 +318,7 @@ library Membership {
 
     // ------------------------------------------------------------------------------------------------- helpers
 
-    /// @dev The account's membership, which can get a seat.
+    /// @dev The account's membership, which can get a slot.
     function _newcomer(Run storage r, Surroundings memory by, bytes32 run, address account)
         private
         view
@@ -332,7 +332,7 @@ library Membership {
         if (r.config.invited && !by.invitations.admits(run, account)) revert ILedger.NotInvited(account);
     }
 
-    function _seat(
+    function _place(
         Run storage r,
         Surroundings memory by,
         bytes32 run,
@@ -357,17 +357,17 @@ library Membership {
         if (r.config.bond != 0) bonds.release(run, account);
     }
 
-    function _freeSeat(Run storage r, uint16 stage) private view returns (uint256 replica, uint16 found) {
+    function _freeSlot(Run storage r, uint16 stage) private view returns (uint256 replica, uint16 found) {
         replica = Runs.MAX_REPLICAS;
         if (stage != ANY_STAGE) {
-            (replica, found) = (r.freeSeat(stage, msg.sender), stage);
+            (replica, found) = (r.freeSlot(stage, msg.sender), stage);
         } else {
             for (uint16 each = 0; each < r.terms.stages; ++each) {
-                uint256 lowest = r.freeSeat(each, msg.sender);
+                uint256 lowest = r.freeSlot(each, msg.sender);
                 if (lowest < replica) (replica, found) = (lowest, each);
             }
         }
-        if (replica == Runs.MAX_REPLICAS) revert ILedger.NoFreeSeat(stage);
+        if (replica == Runs.MAX_REPLICAS) revert ILedger.NoFreeSlot(stage);
     }
 
     /// @dev Opens round 0 once enough replicas are complete; it stays open, whoever leaves.

@@ -9,7 +9,7 @@ import {Deployed} from "./Deployed.sol";
 /// @title Which libp2p node speaks for which account
 /// @notice An account registers its node with the node key's signature over the account and a nonce, so that neither
 /// can be borrowed. The libp2p peer id is rebuilt here from the node key and belongs to one account for good: else one
-/// node could take seats for many, one after the other.
+/// node could take slots for many, one after the other.
 contract NodeRegistry is EIP712, Deployed {
     /// @dev `x` and `prefix` are the compressed secp256k1 node key; `prefix` is 2 or 3, or 0 where there is no node.
     struct Node {

@@ -22,8 +22,8 @@ struct RunConfig {
     uint32 maxInnerSteps; // of a round
     uint64 startTime; // round 0 opens no earlier
     uint64 tokensPerStep;
-    bool invited; // only whom Invitations admits can take a seat
-    uint128 bond; // that a seat locks in Bonds, in wei
+    bool invited; // only whom Invitations admits can take a slot
+    uint128 bond; // that a slot locks in Bonds, in wei
     bytes32 outer; // what OuterProofs needs to know of the outer step; 0: no version of the run can be disproved
 }
 
@@ -52,14 +52,14 @@ struct Progress {
 }
 
 struct Replica {
-    uint8 held; // seats
+    uint8 held; // slots
     uint32 since; // the open round when it was last dealt or became complete after a break
     uint32 brokenRound; // the open round when it was last complete
 }
 
 /// @dev One word.
 struct Activity {
-    uint64 seated; // a bit for each replica whose seat is held
+    uint64 held; // a bit for each replica whose slot is held
     uint64 changed; // a bit for each whose first holder since the stage's newest seal lost it, or had another before
     uint64 lanes; // a bit for each lane that a holder has
     uint24 nonEmpty; // how many of its seals counted anything
@@ -75,13 +75,13 @@ struct Stage {
     uint256[8] words; // its lanes, see Weights
     Absent absent;
     mapping(uint256 replica => address) holders;
-    uint256[32] tags; // of two seats each their holder's lane (8 bits) and the low 120 of its address
+    uint256[32] tags; // of two slots each their holder's lane (8 bits) and the low 120 of its address
     mapping(uint256 replica => Return) returns_;
     mapping(uint256 epoch => uint256[8]) paid; // its lanes' pay at the end of it; and its non-empty seals, in the lowest bits
 }
 
-/// @notice Who may take a seat that is free, and nobody else, until then; for nobody it is just for the second in which
-/// it became free, so that no two accounts can hand a seat on without anybody else's chance.
+/// @notice Who may take a slot that is free, and nobody else, until then; for nobody it is just for the second in which
+/// it became free, so that no two accounts can hand a slot on without anybody else's chance.
 struct Return {
     address account;
     uint40 until;
@@ -103,18 +103,18 @@ struct Member {
     uint8 stage; // likewise
     uint8 lane;
     uint8 formerReplica; // whose record of round changedRound - 1 it makes; 255: none
-    uint24 changedRound; // 1 + its stage's next round when its seat last changed; 0: never
-    uint24 since; // how many non-empty seals its stage had when it came; while it holds no seat: those without it
-    uint24 mark; // its stage's next round when it took its seat; while it holds none: the stage's non-empty seals then
+    uint24 changedRound; // 1 + its stage's next round when its slot last changed; 0: never
+    uint24 since; // how many non-empty seals its stage had when it came; while it holds no slot: those without it
+    uint24 mark; // its stage's next round when it took its slot; while it holds none: the stage's non-empty seals then
     uint24 askedSeal; // how many non-empty seals the stage had when it was asked
     uint40 askedAt;
-    uint40 changedAt; // since when it holds its seat; while it holds none: since when that is so
+    uint40 changedAt; // since when it holds its slot; while it holds none: since when that is so
     uint16 weight; // and the weight that it had then
 }
 
 /// @dev One word.
 struct Standing {
-    uint64 stages; // a bit for each stage in which the account ever held a seat
+    uint64 stages; // a bit for each stage in which the account ever held a slot
     bool convicted; // then it never holds one again
 }
 
@@ -141,7 +141,7 @@ struct Run {
     mapping(address account => Stay[]) stays;
 }
 
-/// @title The state of one run: its seats, its rounds, and what its members' weight is
+/// @title The state of one run: its slots, its rounds, and what its members' weight is
 library Runs {
     using Bitmaps for uint256;
     using Weights for uint256;
@@ -150,8 +150,8 @@ library Runs {
     uint256 internal constant MAX_STAGES = 64; // the width of Progress.sealedStages
     uint256 internal constant MAX_REPLICAS = 64; // bounds the gas of a seal
     uint256 internal constant MAX_FOUNDERS = 8;
-    uint256 internal constant IDLE_SEALS = 8; // non-empty seals without a count after which a seat is forfeit
-    uint256 internal constant GRACE_SEALS = 16; // more of them until a forfeit seat whose holder answered can be taken
+    uint256 internal constant IDLE_SEALS = 8; // non-empty seals without a count after which a slot is forfeit
+    uint256 internal constant GRACE_SEALS = 16; // more of them until a forfeit slot whose holder answered can be taken
     uint256 internal constant STALLED_TIMEOUTS = 32; // that a round is open until anybody may ask who is still there
     uint256 internal constant WEIGHTLESS_TIMEOUTS = 8; // after which a holder without weight gives way to who has some
     uint256 internal constant EMPTY_SEALS = 32; // in a row, after which founders may dismiss where a part is still theirs
@@ -232,25 +232,25 @@ library Runs {
         );
     }
 
-    // ------------------------------------------------------------------------------------------------- seats
+    // ------------------------------------------------------------------------------------------------- slots
 
-    /// @notice The account's membership, which must hold a seat now.
+    /// @notice The account's membership, which must hold a slot now.
     function holder(Run storage r, address account) internal view returns (Member storage member) {
         member = r.members[account];
         if (!member.holds) revert ILedger.NotHolding(account);
     }
 
-    /// @notice Whether a seat that is held is the account's, and its lane if so.
+    /// @notice Whether a slot that is held is the account's, and its lane if so.
     function laneAt(Stage storage s, uint256 replica, address account) internal view returns (bool, uint256) {
         uint256 tag = _tagAt(s, replica);
         uint256 mask = (1 << TAG_BITS) - 1;
         return (tag & mask == uint256(uint160(account)) & mask, tag >> TAG_BITS);
     }
 
-    /// @notice The lowest replica where the account may take the seat of `stage`; 64 where there is none.
-    function freeSeat(Run storage r, uint256 stage, address account) internal view returns (uint256 replica) {
+    /// @notice The lowest replica where the account may take the slot of `stage`; 64 where there is none.
+    function freeSlot(Run storage r, uint256 stage, address account) internal view returns (uint256 replica) {
         Stage storage s = r.stages[stage];
-        uint256 free = ~uint256(s.activity.seated) & ((1 << r.terms.maxReplicas) - 1);
+        uint256 free = ~uint256(s.activity.held) & ((1 << r.terms.maxReplicas) - 1);
         for (; free != 0; free &= free - 1) {
             replica = free.lowest();
             if (_isOpenTo(s, replica, account)) return replica;
@@ -258,22 +258,22 @@ library Runs {
         return MAX_REPLICAS;
     }
 
-    /// @notice Whether the account may take the seat.
+    /// @notice Whether the account may take the slot.
     function isFree(Run storage r, uint256 replica, uint256 stage, address account) internal view returns (bool) {
         Stage storage s = r.stages[stage];
-        return (s.activity.seated >> replica) & 1 == 0 && _isOpenTo(s, replica, account);
+        return (s.activity.held >> replica) & 1 == 0 && _isOpenTo(s, replica, account);
     }
 
-    /// @notice Whether an evicted account's seat of `stage` still waits for it.
+    /// @notice Whether an evicted account's slot of `stage` still waits for it.
     function mayReturn(Run storage r, Member storage member, address account) internal view returns (bool) {
         Stage storage s = r.stages[member.stage];
         Return storage kept = s.returns_[member.replica];
-        return kept.account == account && kept.until >= block.timestamp && (s.activity.seated >> member.replica) & 1 == 0;
+        return kept.account == account && kept.until >= block.timestamp && (s.activity.held >> member.replica) & 1 == 0;
     }
 
-    /// @notice Gives the account a seat that is free, and the weight that it still has in this stage. Leaving and joining
-    /// again wipes nothing. The first taker of a seat that was free at the stage's newest seal can make its record at
-    /// once, if it had no other seat since.
+    /// @notice Gives the account a slot that is free, and the weight that it still has in this stage. Leaving and joining
+    /// again wipes nothing. The first taker of a slot that was free at the stage's newest seal can make its record at
+    /// once, if it had no other slot since.
     function take(Run storage r, Member storage member, address account, uint256 replica, uint256 stage) internal {
         Stage storage s = r.stages[stage];
         uint24 next = uint24(nextRound(r, stage));
@@ -301,8 +301,8 @@ library Runs {
         _sit(r, s, account, lane, replica);
     }
 
-    /// @notice Takes the member's seat away. Until its stage's next seal its record may still be listed; its weight stays,
-    /// and fades, unless it is lost with the seat.
+    /// @notice Takes the member's slot away. Until its stage's next seal its record may still be listed; its weight stays,
+    /// and fades, unless it is lost with the slot.
     /// @return counted whether one of the last eight non-empty seals counted it
     function release(Run storage r, Member storage member, address account, bool loses) internal returns (bool counted) {
         Stage storage s = r.stages[member.stage];
@@ -327,7 +327,7 @@ library Runs {
         member.weight = 0;
     }
 
-    /// @notice Moves a holder to a free seat of its stage.
+    /// @notice Moves a holder to a free slot of its stage.
     function move(Run storage r, Member storage member, address account, uint256 replica) internal {
         Stage storage s = r.stages[member.stage];
         _note(r, s, member);
@@ -337,14 +337,14 @@ library Runs {
         _sit(r, s, account, member.lane, replica);
     }
 
-    /// @notice Lets the holders of two seats of a stage change places.
+    /// @notice Lets the holders of two slots of a stage change places.
     function swap(Run storage r, uint256 stage, uint256 a, uint256 b) internal {
         Stage storage s = r.stages[stage];
         (address first, address second) = (s.holders[a], s.holders[b]);
         _note(r, s, r.members[first]);
         _note(r, s, r.members[second]);
-        _reseat(r, s, first, b);
-        _reseat(r, s, second, a);
+        _relocate(r, s, first, b);
+        _relocate(r, s, second, a);
         r.replicas[b].since = r.progress.openRound;
     }
 
@@ -371,7 +371,7 @@ library Runs {
 
     /// @dev Likewise.
     function write(Activity storage to, Activity memory a) internal {
-        uint256 word = uint256(a.seated) | (uint256(a.changed) << 64) | (uint256(a.lanes) << 128)
+        uint256 word = uint256(a.held) | (uint256(a.changed) << 64) | (uint256(a.lanes) << 128)
             | (uint256(a.nonEmpty) << 192) | (uint256(a.empties) << 216) | (uint256(a.epoch) << 224)
             | (uint256(a.epochSeals) << 240) | (a.absent ? 1 << 248 : 0);
         assembly ("memory-safe") {
@@ -381,13 +381,13 @@ library Runs {
 
     // ----------------------------------------------------------------------------------------------- weights
 
-    /// @notice The lane of a member that holds a seat of the stage.
+    /// @notice The lane of a member that holds a slot of the stage.
     function laneOf(Stage storage s, Member storage member) internal view returns (uint256) {
         return s.words[member.lane / Weights.LANES].lane(member.lane);
     }
 
-    /// @notice The weight of all that hold a seat of the stage.
-    function seatedWeight(Stage storage s) internal view returns (uint256 weight) {
+    /// @notice The weight of all that hold a slot of the stage.
+    function heldWeight(Stage storage s) internal view returns (uint256 weight) {
         uint256 lanes = s.activity.lanes;
         for (uint256 i = 0; lanes != 0; (lanes >>= Weights.LANES, ++i)) {
             if (lanes & 0xff != 0) weight += s.words[i].sum();
@@ -399,7 +399,7 @@ library Runs {
         return earned < Weights.ENOUGH ? Weights.ENOUGH - earned : 0;
     }
 
-    /// @notice The weight of an account that holds or held a seat of this stage as its last: in seals, where the absent
+    /// @notice The weight of an account that holds or held a slot of this stage as its last: in seals, where the absent
     /// fade with time, or in verdicts.
     function weightIn(Run storage r, uint256 stage, Member memory member, bool inSeals) internal view returns (uint256) {
         if (member.stage != stage) return 0;
@@ -408,7 +408,7 @@ library Runs {
         return absentWeight(member, r.terms, s.activity.nonEmpty, inSeals);
     }
 
-    /// @notice The weight that an account without a seat still has, after so many non-empty seals of its stage.
+    /// @notice The weight that an account without a slot still has, after so many non-empty seals of its stage.
     function absentWeight(Member memory member, Terms memory terms, uint256 seals, bool inSeals)
         internal
         view
@@ -434,7 +434,7 @@ library Runs {
 
     // ---------------------------------------------------------------------------------------------- idleness
 
-    /// @notice How many rounds of its stage in a row have not counted the seat (15 seals stand for more), with the empty
+    /// @notice How many rounds of its stage in a row have not counted the slot (15 seals stand for more), with the empty
     /// ones since.
     function uncounted(Run storage r, uint256 stage, uint256 replica) internal view returns (uint256 rounds) {
         Stage storage s = r.stages[stage];
@@ -442,14 +442,14 @@ library Runs {
         return s.words[lane / Weights.LANES].lane(lane).ageOf() + s.activity.empties;
     }
 
-    /// @notice Whether only work keeps the seat: its holder was not counted for IDLE_SEALS non-empty seals. An empty seal
+    /// @notice Whether only work keeps the slot: its holder was not counted for IDLE_SEALS non-empty seals. An empty seal
     /// says nothing: where another stage does not do its part, nobody can work.
     function isForfeit(Run storage r, Member storage member) internal view returns (bool) {
         Stage storage s = r.stages[member.stage];
         return laneOf(s, member).ageOf() >= IDLE_SEALS && s.activity.nonEmpty >= uint256(member.since) + IDLE_SEALS;
     }
 
-    /// @notice Whether the holder of a forfeit seat that said that it is there loses it: it was not counted for another
+    /// @notice Whether the holder of a forfeit slot that said that it is there loses it: it was not counted for another
     /// GRACE_SEALS non-empty seals.
     function isLost(Run storage r, Member storage member) internal view returns (bool) {
         return r.stages[member.stage].activity.nonEmpty >= uint256(member.askedSeal) + GRACE_SEALS;
@@ -464,13 +464,13 @@ library Runs {
 
     // ----------------------------------------------------------------------------------------------- helpers
 
-    /// @dev Whether a seat that nobody holds waits for nobody else.
+    /// @dev Whether a slot that nobody holds waits for nobody else.
     function _isOpenTo(Stage storage s, uint256 replica, address account) private view returns (bool) {
         Return storage kept = s.returns_[replica];
         return kept.until < block.timestamp || kept.account == account;
     }
 
-    /// @dev Remembers whose record of its stage's next round the member makes: that of its seat, if it was the first to
+    /// @dev Remembers whose record of its stage's next round the member makes: that of its slot, if it was the first to
     /// hold that since the stage's newest seal. Nothing can be under way before round 0 opens.
     function _note(Run storage r, Stage storage s, Member storage member) private {
         uint24 changed = uint24(nextRound(r, member.stage) + 1);
@@ -479,7 +479,7 @@ library Runs {
         member.formerReplica = (s.activity.changed >> member.replica) & 1 == 0 ? member.replica : NO_REPLICA;
     }
 
-    /// @dev Whoever holds the seat from now on does not make its record of the stage's next round.
+    /// @dev Whoever holds the slot from now on does not make its record of the stage's next round.
     function _change(Run storage r, Stage storage s, uint256 replica) private {
         if (r.progress.openedAt != 0) s.activity.changed |= uint64(1 << replica);
     }
@@ -520,7 +520,7 @@ library Runs {
         r.stays[account].push(Stay(member.stage, member.lane, uint16(from), to, uint16(rest)));
     }
 
-    function _reseat(Run storage r, Stage storage s, address account, uint256 replica) private {
+    function _relocate(Run storage r, Stage storage s, address account, uint256 replica) private {
         Member storage member = r.members[account];
         _put(s, replica, account, member.lane);
         _change(r, s, replica);
@@ -529,22 +529,22 @@ library Runs {
 
     function _sit(Run storage r, Stage storage s, address account, uint256 lane, uint256 replica) private {
         _put(s, replica, account, lane);
-        s.activity.seated |= uint64(1 << replica);
-        Replica storage seats = r.replicas[replica];
-        if (++seats.held < r.terms.stages) return;
+        s.activity.held |= uint64(1 << replica);
+        Replica storage slots = r.replicas[replica];
+        if (++slots.held < r.terms.stages) return;
         r.progress.complete |= uint64(1 << replica);
         // Whoever leaves and comes back does not put off that the replica is dealt.
-        if (r.progress.openRound > seats.brokenRound + 1) seats.since = r.progress.openRound;
+        if (r.progress.openRound > slots.brokenRound + 1) slots.since = r.progress.openRound;
     }
 
     function _stand(Run storage r, Stage storage s, uint256 replica) private {
         _put(s, replica, address(0), 0);
         _change(r, s, replica);
-        s.activity.seated &= ~uint64(1 << replica);
+        s.activity.held &= ~uint64(1 << replica);
         s.returns_[replica] = Return(address(0), uint40(block.timestamp));
-        Replica storage seats = r.replicas[replica];
-        if (seats.held == r.terms.stages) seats.brokenRound = r.progress.openRound;
-        --seats.held;
+        Replica storage slots = r.replicas[replica];
+        if (slots.held == r.terms.stages) slots.brokenRound = r.progress.openRound;
+        --slots.held;
         r.progress.complete &= ~uint64(1 << replica);
     }
 

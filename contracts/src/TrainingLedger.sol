@@ -13,7 +13,7 @@ import {Outcome, Seal, Seals} from "./Seals.sol";
 import {Enlisted} from "./Sites.sol";
 import {Absent, Weights} from "./Weights.sol";
 
-/// @title Who holds which seat of a run, and which contributions each round counted
+/// @title Who holds which slot of a run, and which contributions each round counted
 /// @notice Nobody owns the ledger, nothing in it can be upgraded, and a sealed round can never be changed.
 contract TrainingLedger is EIP712, Deployed, ILedger {
     using Bitmaps for uint256;
@@ -35,7 +35,7 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
     NodeRegistry public immutable registry;
     /// @notice Who may join an invited run.
     IInvitations public immutable invitations;
-    /// @notice What a seat locks where the run asks for it.
+    /// @notice What a slot locks where the run asks for it.
     IBonds public immutable bonds;
 
     mapping(bytes32 run => Run) private _runs;
@@ -109,22 +109,22 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
 
     // ------------------------------------------------------------------------------------------------- members
 
-    /// @notice Gives the sender a seat: in the lowest replica where that of `stage` is free, or, for ANY_STAGE, the
-    /// lowest free seat of any stage. An evicted member gets its own one back as long as it waits for it.
+    /// @notice Gives the sender a slot: in the lowest replica where that of `stage` is free, or, for ANY_STAGE, the
+    /// lowest free slot of any stage. An evicted member gets its own one back as long as it waits for it.
     function joinRun(bytes32 run, uint16 stage) external {
         Membership.join(_run(run), _surroundings(), run, stage);
     }
 
-    /// @notice Lets the other machines of the sender's site seat it, until then and once, in any stage; `stage` says which
-    /// one it asks for. It takes no seat from anybody, and keeps none free.
+    /// @notice Lets the other machines of the sender's site place it, until then and once, in any stage; `stage` says which
+    /// one it asks for. It takes no slot from anybody, and keeps none free.
     /// @param signature the site key's EIP-712 signature over SiteMember(run, sender): its maker is the site
     function enlist(bytes32 run, uint16 stage, uint40 until, bytes calldata signature) external {
         Membership.enlist(_run(run), _surroundings(), run, stage, until, signature);
     }
 
-    /// @notice Seats machines of the sender's site so that all seats of the replica are theirs: in one transaction, so
+    /// @notice Slots machines of the sender's site so that all slots of the replica are theirs: in one transaction, so
     /// nobody can come between, and nothing is kept for who never comes.
-    /// @param accounts one for each stage, in their order: enlisted, or already in this seat
+    /// @param accounts one for each stage, in their order: enlisted, or already in this slot
     function joinSite(bytes32 run, uint16 replica, address[] calldata accounts) external {
         Membership.joinSite(_run(run), _surroundings(), run, replica, accounts);
     }
@@ -134,43 +134,43 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
         Membership.moveDown(_run(run), run);
     }
 
-    /// @notice Gives the sender's seat back. It takes effect at its stage's next seal, which may still count it.
+    /// @notice Gives the sender's slot back. It takes effect at its stage's next seal, which may still count it.
     function leaveRun(bytes32 run) external {
         Membership.giveBack(_run(run), bonds, run);
     }
 
     /// @notice Asks a holder whether it is still there. A holder may ask another once the round has timed out, or once
-    /// it was not counted for three rounds. Anyone may ask whose seat is forfeit (Runs.isForfeit), and everybody once
+    /// it was not counted for three rounds. Anyone may ask whose slot is forfeit (Runs.isForfeit), and everybody once
     /// the round has been open for 32 timeouts.
     function accuse(bytes32 run, address account) external {
         Membership.accuse(_run(run), run, account);
     }
 
-    /// @notice The accused sender is still there. Where its seat is forfeit, that wins it time to be counted; once it
+    /// @notice The accused sender is still there. Where its slot is forfeit, that wins it time to be counted; once it
     /// was, it may answer again and is not accused any more.
     function answer(bytes32 run) external {
         Membership.answer(_run(run), run);
     }
 
-    /// @notice Frees the seat of an accused holder that did not answer in time, or whose seat is lost (Runs.isLost). One
+    /// @notice Frees the slot of an accused holder that did not answer in time, or whose slot is lost (Runs.isLost). One
     /// that was counted lately may take it again, alone, for as long once more. Its weight stays its own, and fades.
     function evict(bytes32 run, address account) external {
         Membership.evict(_run(run), bonds, run, account);
     }
 
-    /// @notice Frees the seat of a holder where two thirds of its stage's weight are still, or again, the founders', of
+    /// @notice Frees the slot of a holder where two thirds of its stage's weight are still, or again, the founders', of
     /// whom the sender is one; or any of it, and the stage's last 32 seals or more were empty.
     function dismiss(bytes32 run, address account) external {
         Membership.dismiss(_run(run), bonds, run, account);
     }
 
-    /// @notice Gives the sender, which left weight in a stage, the seat there of a holder that has none eight round timeouts
-    /// after it took it. So whoever takes seats while their holders are away keeps them only by working.
+    /// @notice Gives the sender, which left weight in a stage, the slot there of a holder that has none eight round timeouts
+    /// after it took it. So whoever takes slots while their holders are away keeps them only by working.
     function reclaim(bytes32 run, address account) external {
         Membership.reclaim(_run(run), _surroundings(), run, account);
     }
 
-    /// @notice Deals the holders of a complete replica that some stage did not count for three rounds among the seats of
+    /// @notice Deals the holders of a complete replica that some stage did not count for three rounds among the slots of
     /// their stages (some, for who breaks a replica may hand in made-up work of its own), because nobody can prove which
     /// of them broke it: each changes places with a holder of its stage (possibly itself) that the seals so far draw.
     /// Anyone may call this.
@@ -178,8 +178,8 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
         Membership.deal(_run(run), run, replica);
     }
 
-    /// @notice Takes the seat of an account whose contribution to (stage, round) was found false or withheld by who has
-    /// two thirds of the stage's weight beside its own, and three fifths of all; and its weight, and any seat to come.
+    /// @notice Takes the slot of an account whose contribution to (stage, round) was found false or withheld by who has
+    /// two thirds of the stage's weight beside its own, and three fifths of all; and its weight, and any slot to come.
     /// Whether it holds one now, and where, changes nothing. Its stage's next seal may still count it. Anyone may send this.
     /// @param statement the contribution's name
     /// @param entries verdicts, see Verdicts, their signers ascending; those of anybody else are skipped
@@ -210,11 +210,11 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
         bytes32 digest = _hashTypedDataV4(s.hash(stage.head));
         Signed memory signed;
         (signed.stage, signed.round) = (s.stage, s.round);
-        signed.settled = activity.seated & ~activity.changed;
+        signed.settled = activity.held & ~activity.changed;
         signed.seals = activity.nonEmpty;
         (signed.listed, signed.steps) = _readRecords(s);
         _readSignatures(r, stage, terms, s, digest, signed);
-        uint256 unsigned = signed.listed & ~signed.seats;
+        uint256 unsigned = signed.listed & ~signed.slots;
         if (unsigned != 0) revert RecordUnsigned(unsigned.lowest());
         uint256[8] memory words = _wordsOf(stage, activity.lanes);
         uint256 absent = activity.absent ? r.absentNow(stage).forSeals >> Weights.FRACTION : 0;
@@ -238,18 +238,18 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
         uint256 round;
         uint256 seals; // the stage's non-empty ones so far
         uint256 steps; // of all records
-        uint256 settled; // a bit for each seat whose holder makes its record
+        uint256 settled; // a bit for each slot whose holder makes its record
         uint256 listed; // and for each replica that has a record
-        uint256 seats; // and for each of them whose record's maker is known, and holds a seat: 64 bits each
+        uint256 slots; // and for each of them whose record's maker is known, and holds a slot: 64 bits each
         uint256 lanes; // a bit for each lane whose account signed the seal, and for each that made a record: likewise
-        uint256 absentVotes; // the weight of those who signed the seal and hold no seat
+        uint256 absentVotes; // the weight of those who signed the seal and hold no slot
         uint256 absentMakers; // likewise of makers
         address lastAbsent; // they ascend
         bool founder; // whether one of them signed
         uint256[2] laneOf; // a byte for each replica: the lane of the one that made its record
     }
 
-    uint256 private constant MADE = 1; // in Signed.seats
+    uint256 private constant MADE = 1; // in Signed.slots
     uint256 private constant CREDITED = 1 << 64;
     uint256 private constant VOTED = 1; // in Signed.lanes
     uint256 private constant MADE_RECORD = 1 << 64;
@@ -277,7 +277,7 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
     }
 
     /// @dev Notes whose votes the signatures are, and which records their makers signed. The record of a replica is made
-    /// by the account that held its seat at the stage's newest seal, or, where it was free, by the first that took it
+    /// by the account that held its slot at the stage's newest seal, or, where it was free, by the first that took it
     /// since and had no other; wherever it sits now. Signatures of anybody else are skipped.
     function _readSignatures(
         Run storage r,
@@ -337,8 +337,8 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
     }
 
     /// @dev The maker of the replica's record is known, and has this lane.
-    function _settle(Signed memory signed, uint256 replica, uint256 lane, uint256 ofSeat, uint256 ofLane) private pure {
-        signed.seats |= ofSeat << replica;
+    function _settle(Signed memory signed, uint256 replica, uint256 lane, uint256 ofSlot, uint256 ofLane) private pure {
+        signed.slots |= ofSlot << replica;
         signed.lanes |= ofLane << lane;
         signed.laneOf.put(replica, lane);
     }
@@ -364,8 +364,8 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
         if (!makes || (signed.listed >> replica) & 1 == 0) return;
         if (member.holds) {
             _settle(signed, replica, member.lane, MADE | CREDITED, MADE_RECORD);
-        } else if ((signed.seats >> replica) & 1 == 0) {
-            signed.seats |= MADE << replica;
+        } else if ((signed.slots >> replica) & 1 == 0) {
+            signed.slots |= MADE << replica;
             signed.absentMakers += weight;
         }
     }
@@ -460,7 +460,7 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
         private
         pure
     {
-        (uint256 unit, uint256 steps, uint256 credited) = (Weights.FULL >> shift, signed.steps, signed.seats >> 64);
+        (uint256 unit, uint256 steps, uint256 credited) = (Weights.FULL >> shift, signed.steps, signed.slots >> 64);
         uint256[2] memory laneOf = signed.laneOf;
         unchecked {
             uint256 offset = (steps * (seals % Weights.EPOCH_ROUNDS)) / Weights.EPOCH_ROUNDS;
@@ -541,27 +541,27 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
         return _run(run).stages[stage].head;
     }
 
-    /// @notice The seat's holder; zero where it is free.
+    /// @notice The slot's holder; zero where it is free.
     function holderOf(bytes32 run, uint16 replica, uint16 stage) external view returns (address) {
         return _run(run).stages[stage].holders[replica];
     }
 
-    /// @notice All that the run knows of an account, whether or not it holds a seat now.
+    /// @notice All that the run knows of an account, whether or not it holds a slot now.
     function memberOf(bytes32 run, address account) external view returns (Member memory) {
         return _run(run).members[account];
     }
 
-    /// @notice In which stages the account ever held a seat, and whether it was convicted.
+    /// @notice In which stages the account ever held a slot, and whether it was convicted.
     function standingOf(bytes32 run, address account) external view returns (Standing memory) {
         return _run(run).standings[account];
     }
 
-    /// @notice Which site named the account its own, and until when the others of it may seat it.
+    /// @notice Which site named the account its own, and until when the others of it may place it.
     function enlistedOf(bytes32 run, address account) external view returns (Enlisted memory) {
         return _run(run).enlisted[account];
     }
 
-    /// @notice What the stage's seals and seats came to so far, and its lanes (see Weights).
+    /// @notice What the stage's seals and slots came to so far, and its lanes (see Weights).
     function stageOf(bytes32 run, uint16 stage)
         external
         view
@@ -571,29 +571,29 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
         return (s.activity, s.words);
     }
 
-    /// @notice What the weight of the stage is now: of those who hold its seats, of the absent, in seals and in verdicts,
+    /// @notice What the weight of the stage is now: of those who hold its slots, of the absent, in seals and in verdicts,
     /// and what in seals is its founders'.
     function weightsOf(bytes32 run, uint16 stage)
         external
         view
-        returns (uint256 seated, uint256 absent, uint256 absentInVerdicts, uint256 vacuum)
+        returns (uint256 held, uint256 absent, uint256 absentInVerdicts, uint256 vacuum)
     {
         Run storage r = _run(run);
         Stage storage s = r.stages[stage];
         Absent memory pool = r.absentNow(s);
-        seated = s.seatedWeight();
+        held = s.heldWeight();
         (absent, absentInVerdicts) = (pool.forSeals >> Weights.FRACTION, pool.forVerdicts >> Weights.FRACTION);
-        return (seated, absent, absentInVerdicts, Runs.vacuum(seated + absent));
+        return (held, absent, absentInVerdicts, Runs.vacuum(held + absent));
     }
 
-    /// @notice The account's weight in seals of the stage where it holds or last held a seat.
+    /// @notice The account's weight in seals of the stage where it holds or last held a slot.
     function weightOf(bytes32 run, address account) external view returns (uint256) {
         Run storage r = _run(run);
         Member memory member = r.members[account];
         return r.weightIn(member.stage, member, true);
     }
 
-    /// @notice Whether only work can keep the account's seat now.
+    /// @notice Whether only work can keep the account's slot now.
     function isForfeit(bytes32 run, address account) external view returns (bool) {
         Run storage r = _run(run);
         return r.isForfeit(r.holder(account));

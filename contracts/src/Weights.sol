@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.37;
 
-/// @notice The weight of those who had a seat of a stage and have none now, each as it was then and faded since, in
+/// @notice The weight of those who had a slot of a stage and have none now, each as it was then and faded since, in
 /// 2^-32, so that it does not matter how often it changes. One word.
 struct Absent {
     uint64 forSeals; // fades with the stage's non-empty seals, and with time
@@ -11,7 +11,7 @@ struct Absent {
 }
 
 /// @title Weight is recent counted work
-/// @notice Each holder of a stage's seat has a lane of 32 bits, eight lanes to a word: weight (16, the lowest bits), pay (12)
+/// @notice Each holder of a stage's slot has a lane of 32 bits, eight lanes to a word: weight (16, the lowest bits), pay (12)
 /// and age (4), the non-empty seals since the one that counted it last (15: that many, or never).
 /// @dev Each non-empty seal adds FULL >> shift to the lanes that it counts, and takes a part of 2^-shift from all. So a
 /// stage's weight grows towards FULL, and says what was counted in about the last 2^shift seals. What is taken is rounded
@@ -45,7 +45,7 @@ library Weights {
         return (word & ~(uint256(0xffffffff) << shift)) | (value << shift);
     }
 
-    /// @notice The lane of an account that has just taken a seat.
+    /// @notice The lane of an account that has just taken a slot.
     function fresh(uint256 weight) internal pure returns (uint256) {
         return weight | (NEVER << 28);
     }

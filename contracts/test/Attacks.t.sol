@@ -16,9 +16,9 @@ contract AttacksTest is Fixture {
     /// @dev Signing earns nothing: seven accounts that sign an honest seal have no weight afterwards.
     function test_whoOnlySignsNeverVotes() public {
         bytes32 run = newRun(10, configOf(1, 1, 16));
-        seat(run, 0, 3, 0, 3);
+        slot(run, 0, 3, 0, 3);
         work(run, 0, part(0, 3), 12);
-        seat(run, 3, 10, 0, 7);
+        slot(run, 3, 10, 0, 7);
         for (uint256 k = 0; k < 4; ++k) {
             sealSignedBy(run, 0, part(0, 3), who);
             vm.assertEq(weightOf(run, part(3, 10)), 0);
@@ -32,7 +32,7 @@ contract AttacksTest is Fixture {
     /// @dev Two of five who worked for their weight and then withhold it delay each round by two timeouts, no more.
     function test_aMinorityThatWithholdsItsVotesDelaysButDoesNotStop() public {
         bytes32 run = newRun(5, configOf(1, 1, 8));
-        seat(run, 0, 5, 0, 5);
+        slot(run, 0, 5, 0, 5);
         work(run, 0, who, 20);
         for (uint256 k = 0; k < 4; ++k) {
             Seal memory s = sealBy(run, 0, who, part(0, 3));
@@ -48,18 +48,18 @@ contract AttacksTest is Fixture {
     /// @dev Joining and signing never gave two accounts the veto that they had over three.
     function test_signersThatNeverWorkedHaveNoVeto() public {
         bytes32 run = newRun(5, configOf(1, 1, 8));
-        seat(run, 0, 3, 0, 3);
+        slot(run, 0, 3, 0, 3);
         sealWith(run, 0, part(0, 3));
-        seat(run, 3, 5, 0, 2);
+        slot(run, 3, 5, 0, 2);
         sealSignedBy(run, 0, part(0, 3), founded(who));
         for (uint256 k = 0; k < 8; ++k) sealWith(run, 0, part(0, 3));
     }
 
-    /// @dev Whoever holds no seat any more signs with what is left of its weight, once, however often its entry is there:
+    /// @dev Whoever holds no slot any more signs with what is left of its weight, once, however often its entry is there:
     /// such signers ascend.
     function test_anAbsentSignerCountsOnce() public {
         bytes32 run = newRun(5, configOf(1, 1, 8));
-        seat(run, 0, 5, 0, 5);
+        slot(run, 0, 5, 0, 5);
         work(run, 0, who, 12);
         quit(run, who[0]);
         quit(run, who[1]);
@@ -70,7 +70,7 @@ contract AttacksTest is Fixture {
         requireVotes(run, some(who[1], who[0]), b);
         requireVotes(run, some(who[2], who[2]), ledger.weightOf(run, who[2])); // nor who holds one
         requireVotes(run, some(who[2], who[0], who[3]), a + weightOf(run, part(2, 4))); // among whom there is no order
-        join(run, who[1], 0); // in the seat of the other
+        join(run, who[1], 0); // in the slot of the other
         requireSlot(run, who[1], 0, 0);
         requireVotes(run, some(who[1], who[0], who[1]), a + ledger.weightOf(run, who[1]));
         sealNothing(run, 0, who); // with all of them it is enough
@@ -79,7 +79,7 @@ contract AttacksTest is Fixture {
     /// @dev Whatever the times of leaving and coming back: the votes of all are all.
     function test_allTogetherAreEnough() public {
         bytes32 run = newRun(6, configOf(1, 1, 8));
-        seat(run, 0, 6, 0, 6);
+        slot(run, 0, 6, 0, 6);
         work(run, 0, who, 12);
         for (uint256 k = 0; k < 5; ++k) {
             quit(run, who[k]);
@@ -114,7 +114,7 @@ contract AttacksTest is Fixture {
     /// @dev In its first rounds a stage does not belong to the one that could work.
     function test_aYoungStageDoesNotBelongToTheFirstThatWorks() public {
         bytes32 run = newRun(4, configOf(1, 1, 4));
-        seat(run, 0, 4, 0, 4);
+        slot(run, 0, 4, 0, 4);
         sealWith(run, 0, who);
         Seal memory s = sealBy(run, 0, part(3, 4), founded(who));
         pass(MIN_ROUND_TIME);
@@ -128,7 +128,7 @@ contract AttacksTest is Fixture {
     /// @dev Whatever a member that is listed or signed does, the seal goes through and counts the others alike.
     function test_leavingDoesNotSpoilASeal() public {
         bytes32 run = newRun(5, configOf(1, 1, 8));
-        seat(run, 0, 4, 0, 4);
+        slot(run, 0, 4, 0, 4);
         work(run, 0, part(0, 4), 12);
         for (uint256 k = 0; k < 3; ++k) {
             Seal memory s = sealBy(run, 0, part(0, 4), part(0, 3)); // the fourth is listed by its own signature
@@ -136,18 +136,18 @@ contract AttacksTest is Fixture {
             quit(run, leaver);
             pass(1);
             if (k < 2) join(run, leaver, 0);
-            else join(run, who[4], 0); // somebody else takes the seat
+            else join(run, who[4], 0); // somebody else takes the slot
             pass(MIN_ROUND_TIME);
             ledger.seal(s);
             vm.assertEq(ledger.nextRound(run, 0), 13 + k);
         }
     }
 
-    /// @dev Whoever comes to a seat that another held when the round began gets no count for the other's record, and
+    /// @dev Whoever comes to a slot that another held when the round began gets no count for the other's record, and
     /// takes none from it.
     function test_aRecordIsItsMakersWhoeverSitsThere() public {
         bytes32 run = newRun(4, configOf(1, 1, 4));
-        seat(run, 0, 3, 0, 3);
+        slot(run, 0, 3, 0, 3);
         work(run, 0, part(0, 3), 12);
         Work[] memory works = worksOf(run, part(0, 3));
         quit(run, who[1]);
@@ -171,7 +171,7 @@ contract AttacksTest is Fixture {
     /// @dev Nobody is counted, and nobody is slandered, without its own signature.
     function test_aRecordNeedsItsMakersSignature() public {
         bytes32 run = newRun(3, configOf(1, 1, 3));
-        seat(run, 0, 3, 0, 3);
+        slot(run, 0, 3, 0, 3);
         Work[] memory works = worksOf(run, who);
         uint256 victim = works[2].account == who[2] ? 2 : works[1].account == who[2] ? 1 : 0;
         Seal memory s = signedBy(sealOf(run, 0, works), works, founded(who));
@@ -193,7 +193,7 @@ contract AttacksTest is Fixture {
     /// @dev Who sends a seal, with which of the signatures, changes nobody's standing.
     function test_theSenderShapesNothing() public {
         bytes32 run = newRun(4, configOf(1, 1, 4));
-        seat(run, 0, 4, 0, 4);
+        slot(run, 0, 4, 0, 4);
         work(run, 0, who, 12);
         for (uint256 k = 0; k < 4; ++k) {
             // The fourth signed as well; the sender leaves that out, and needs what proves its record instead.
@@ -209,7 +209,7 @@ contract AttacksTest is Fixture {
     /// @dev Fewer contributions than a quorum of the voters wait for the timeout: nobody hurries others out.
     function test_aSealOfFewWaitsForTheTimeout() public {
         bytes32 run = newRun(3, configOf(1, 1, 4));
-        seat(run, 0, 3, 0, 3);
+        slot(run, 0, 3, 0, 3);
         work(run, 0, who, 12);
         Seal memory s = sealBy(run, 0, part(0, 1), who);
         (,, uint64 openedAt) = ledger.openRound(run);
@@ -236,7 +236,7 @@ contract AttacksTest is Fixture {
     /// @dev Steps of a contribution are within the round's plan, which is within the run's. The next plan may have none.
     function test_innerStepsAreBounded() public {
         bytes32 run = newRun(3, configOf(1, 1, 4));
-        seat(run, 0, 3, 0, 3);
+        slot(run, 0, 3, 0, 3);
         Work[] memory works = worksOf(run, who);
         works[1].innerSteps = INNER_STEPS + 1;
         Seal memory s = signedBy(sealOf(run, 0, works), works, who);
@@ -280,23 +280,23 @@ contract AttacksTest is Fixture {
     /// @dev What was there once costs nothing later.
     function test_aPassingCrowdMakesNoSealDearer() public {
         bytes32 run = newRun(64, configOf(1, 1, 64));
-        seat(run, 0, 2, 0, 2);
+        slot(run, 0, 2, 0, 2);
         work(run, 0, part(0, 2), 11);
         uint256 before = sealGas(run, part(0, 2));
-        seat(run, 2, 64, 0, 62);
+        slot(run, 2, 64, 0, 62);
         for (uint256 i = 2; i < 64; ++i) quit(run, who[i]);
         sealWith(run, 0, part(0, 2));
         vm.assertLt(sealGas(run, part(0, 2)), before + 500, "gas");
     }
 
-    // ----------------------------------------------------------------------------------------------------- seats
+    // ----------------------------------------------------------------------------------------------------- slots
 
-    /// @dev One that takes a seat, answers and never works loses it, however often it says that it is there.
-    function test_answersDoNotKeepASeat() public {
+    /// @dev One that takes a slot, answers and never works loses it, however often it says that it is there.
+    function test_answersDoNotKeepASlot() public {
         RunConfig memory config = configOf(1, 1, 4);
         config.rounds = 100;
         bytes32 run = newRun(5, config);
-        seat(run, 0, 4, 0, 4);
+        slot(run, 0, 4, 0, 4);
         uint256 rounds = squatted(run, who[3], 0);
         vm.assertEq(rounds, 24); // non-empty seals from its joining
         join(run, who[4], 0);
@@ -304,32 +304,32 @@ contract AttacksTest is Fixture {
     }
 
     /// @dev Nor however often it leaves and joins again.
-    function test_churnDoesNotKeepASeat() public {
+    function test_churnDoesNotKeepASlot() public {
         RunConfig memory config = configOf(1, 1, 4);
         config.rounds = 100;
         bytes32 run = newRun(5, config);
-        seat(run, 0, 4, 0, 4);
+        slot(run, 0, 4, 0, 4);
         uint256 rounds = squatted(run, who[3], 3);
         vm.assertEq(rounds, 24);
     }
 
-    /// @dev In one transaction nobody hands a seat on: others have their chance.
-    function test_aSeatIsFreeForAllBeforeItIsTaken() public {
+    /// @dev In one transaction nobody hands a slot on: others have their chance.
+    function test_aSlotIsFreeForAllBeforeItIsTaken() public {
         bytes32 run = newRun(3, configOf(1, 1, 2));
-        seat(run, 0, 2, 0, 2);
+        slot(run, 0, 2, 0, 2);
         quit(run, who[1]);
         vm.prank(who[2]);
-        vm.expectRevert(abi.encodeWithSelector(ILedger.NoFreeSeat.selector, uint16(0)));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NoFreeSlot.selector, uint16(0)));
         ledger.joinRun(run, 0);
         pass(1);
         join(run, who[2], 0);
     }
 
-    /// @dev All members of a full run are dead: outsiders take its seats after 32 timeouts, and with the founder they seal
+    /// @dev All members of a full run are dead: outsiders take its slots after 32 timeouts, and with the founder they seal
     /// once little enough is left of the dead's weight.
     function test_outsidersReviveADeadRun() public {
         bytes32 run = newRun(4, configOf(1, 1, 2));
-        seat(run, 0, 2, 0, 2);
+        slot(run, 0, 2, 0, 2);
         work(run, 0, part(0, 2), 12);
         vm.assertFalse(tryAsk(run, who[2], who[0]));
         takeOver(run, 0, 0, 2, 2);
@@ -345,12 +345,12 @@ contract AttacksTest is Fixture {
         vm.assertTrue(weightOf(run, part(2, 4)) + 1 >= UNIT);
     }
 
-    /// @dev One stage is full of members that answer and never seal; those of the other, who wait, keep their seats and
+    /// @dev One stage is full of members that answer and never seal; those of the other, who wait, keep their slots and
     /// weight, and the founder gives the stage to others.
     function test_aStageOfSquattersIsTakenAndThoseWhoWaitForItAreSafe() public {
         bytes32 run = newRun(9, configOf(2, 1, 3));
-        seat(run, 0, 3, 1, 3);
-        seat(run, 3, 6, 0, 3);
+        slot(run, 0, 3, 1, 3);
+        slot(run, 3, 6, 0, 3);
         sealWith(run, 0, part(3, 6));
         for (uint256 k = 0; k < 33; ++k) {
             pass(ROUND_TIMEOUT + 1);
@@ -378,10 +378,10 @@ contract AttacksTest is Fixture {
         sealWith(run, 1, part(6, 9));
     }
 
-    /// @dev Its member was offline for long: the seat waits for it, with its weight.
-    function test_anEvictedWorkersSeatWaitsForIt() public {
+    /// @dev Its member was offline for long: the slot waits for it, with its weight.
+    function test_anEvictedWorkersSlotWaitsForIt() public {
         bytes32 run = newRun(3, configOf(1, 1, 2));
-        seat(run, 0, 2, 0, 2);
+        slot(run, 0, 2, 0, 2);
         work(run, 0, part(0, 2), 12);
         uint256 weight = ledger.weightOf(run, who[0]);
         pass(ROUND_TIMEOUT + 1);
@@ -390,7 +390,7 @@ contract AttacksTest is Fixture {
         ledger.evict(run, who[0]);
         pass(1);
         vm.prank(who[2]);
-        vm.expectRevert(abi.encodeWithSelector(ILedger.NoFreeSeat.selector, uint16(0)));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NoFreeSlot.selector, uint16(0)));
         ledger.joinRun(run, 0);
         join(run, who[0], ANY);
         requireSlot(run, who[0], 0, 0);
@@ -413,8 +413,8 @@ contract AttacksTest is Fixture {
         }
     }
 
-    /// @dev Seats that contracts took in one go before there was work are the founder's to free.
-    function test_aFlashCrowdLosesItsSeats() public {
+    /// @dev Slots that contracts took in one go before there was work are the founder's to free.
+    function test_aFlashCrowdLosesItsSlots() public {
         bytes32 run = create(configOf(1, 1, 3));
         for (uint256 i = 0; i < 3; ++i) {
             address account = address(uint160(0x100000 + i)); // cannot sign
@@ -470,7 +470,7 @@ contract AttacksTest is Fixture {
         ledger.publishCheckpoint(run, 0, keccak256("folder"), "");
     }
 
-    /// @dev A held-out loss is its sender's word, and only who holds a seat of the last stage has one.
+    /// @dev A held-out loss is its sender's word, and only who holds a slot of the last stage has one.
     function test_evaluationsAreOfSealedVersionsByHoldersOfTheLastStage() public {
         bytes32 run = newRun(3, configOf(2, 1, 2));
         join(run, who[0], 0);
@@ -514,7 +514,7 @@ contract AttacksTest is Fixture {
         who.push(account);
     }
 
-    function seat(bytes32 run, uint256 from, uint256 to, uint16 stage, uint256 most) internal {
+    function slot(bytes32 run, uint256 from, uint256 to, uint16 stage, uint256 most) internal {
         for (uint256 i = from; i < to && i - from < most; ++i) join(run, who[i], stage);
     }
 
@@ -540,7 +540,7 @@ contract AttacksTest is Fixture {
         pass(1);
     }
 
-    /// @dev Nobody who holds the stage's seats is there; outsiders, from `first` on, take them.
+    /// @dev Nobody who holds the stage's slots is there; outsiders, from `first` on, take them.
     function takeOver(bytes32 run, uint16 stage, uint256 from, uint256 to, uint256 first) internal {
         pass(uint256(32) * ROUND_TIMEOUT + 1);
         for (uint256 i = from; i < to; ++i) ask(run, who[first], who[i]);

@@ -78,7 +78,7 @@ contract BondsTest {
     // ---------------------------------------------------------------------------------------------------- money
 
     function test_moneyGoesInAndComesBackAfterUnbonding() public {
-        seat();
+        slot();
         requireBond(liar, 0, BOND, 0);
         refusedWithdrawal(liar);
         ledger.release(RUN, liar);
@@ -104,7 +104,7 @@ contract BondsTest {
     }
 
     function test_whoComesBackBringsWhatIsStillUnbonding() public {
-        seat();
+        slot();
         ledger.release(RUN, liar);
         ledger.release(RUN, liar); // twice changes nothing
         vm.warp(NOW + 3 days);
@@ -121,7 +121,7 @@ contract BondsTest {
 
     /// @dev What unbonded is free, even if another bond begins to unbond before anybody asks for it.
     function test_whatUnbondedIsNotBoundAgain() public {
-        seat();
+        slot();
         ledger.release(RUN, liar);
         vm.warp(NOW + 8 days);
         bonds.deposit{value: 1 ether}(address(ledger), RUN, liar);
@@ -141,7 +141,7 @@ contract BondsTest {
 
     /// @dev Whoever calls `lock` reaches what was deposited for it, and nothing else: not even of the same run.
     function test_aFalseLedgerReachesNobodysMoney() public {
-        seat();
+        slot();
         bonds.deposit{value: 1 ether}(address(ledger), RUN, liar);
         Locking fake = new Locking(bonds);
         vm.expectRevert(abi.encodeWithSelector(Bonds.BondMissing.selector, liar, 1));
@@ -170,7 +170,7 @@ contract BondsTest {
     // ------------------------------------------------------------------------------------------- two statements
 
     function test_twoStatementsSlash() public {
-        seat();
+        slot();
         bonds.deposit{value: 1 ether}(address(ledger), RUN, liar); // not at stake
         reportStatements(statement(1), statement(2));
         requireSlashed();
@@ -180,7 +180,7 @@ contract BondsTest {
     }
 
     function test_unbondingIsAtStakeUntilItIsFree() public {
-        seat();
+        slot();
         ledger.release(RUN, liar);
         uint256 snapshot = vm.snapshotState();
         vm.warp(NOW + bonds.UNBONDING());
@@ -191,8 +191,8 @@ contract BondsTest {
         requireSlashed();
     }
 
-    function test_itIsSlashedOnceAndNeverSeatedAgain() public {
-        seat();
+    function test_itIsSlashedOnceAndNeverPlacedAgain() public {
+        slot();
         reportStatements(statement(1), statement(2));
         refusedStatements(statement(1), statement(2), abi.encodeWithSelector(Bonds.NothingAtStake.selector, liar));
         ledger.release(RUN, liar); // it loses its slot as ever
@@ -207,7 +207,7 @@ contract BondsTest {
 
     /// @dev It gets a tenth back, whoever it is when it reports.
     function test_aLiarThatReportsItselfLosesNineTenths() public {
-        seat();
+        slot();
         (bytes memory a, bytes memory b) = (statement(1), statement(2));
         (bytes memory sa, bytes memory sb) = (signed(a, LIAR), signed(b, LIAR));
         vm.prank(liar);
@@ -218,14 +218,14 @@ contract BondsTest {
 
     function test_nothingAtStakeLeavesEvidenceForLater() public {
         refusedStatements(statement(1), statement(2), abi.encodeWithSelector(Bonds.NothingAtStake.selector, liar));
-        seat();
+        slot();
         reportStatements(statement(1), statement(2));
         requireSlashed();
     }
 
     /// @dev Another run, round, stage, account, base or plan is honest; and so is the same statement twice.
     function test_statementsThatDoNotContradict() public {
-        seat();
+        slot();
         uint8[6] memory words = [0, 1, 2, 4, 5, 9];
         for (uint256 i = 0; i < words.length; ++i) {
             bytes memory other = statement(2);
@@ -236,7 +236,7 @@ contract BondsTest {
     }
 
     function test_theSlotMayBeAnother() public {
-        seat();
+        slot();
         bytes memory other = statement(2);
         other[32 * 3 + 31] ^= 0x03;
         reportStatements(statement(1), other);
@@ -244,7 +244,7 @@ contract BondsTest {
     }
 
     function test_bothHaveToBeSignedByTheAccount() public {
-        seat();
+        slot();
         (bytes memory a, bytes memory b) = (statement(1), statement(2));
         (bytes memory mine, bytes memory theirs) = (signed(a, LIAR), signed(b, OTHER));
         bytes memory reason = abi.encodeWithSelector(Bonds.SignatureMissing.selector);
@@ -263,7 +263,7 @@ contract BondsTest {
 
     /// @dev The other form of a signature, which anybody can make, is none: nor would it show a second statement.
     function test_aSignatureHasOneForm() public {
-        seat();
+        slot();
         (bytes memory a, bytes memory b) = (statement(1), statement(2));
         (uint8 v, bytes32 r, bytes32 s) = vm.sign(LIAR, digestOf(address(ledger), contributionHash(b)));
         uint256 n = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141;
@@ -274,7 +274,7 @@ contract BondsTest {
     }
 
     function test_evidenceIsOfOneLedgerAndChain() public {
-        seat();
+        slot();
         (bytes memory a, bytes memory b) = (statement(1), statement(2));
         (bytes memory sa, bytes memory sb) = (signed(a, LIAR), signed(b, LIAR));
         Locking other = new Locking(bonds);
@@ -288,7 +288,7 @@ contract BondsTest {
     }
 
     function test_aStatementHasItsSize() public {
-        seat();
+        slot();
         bytes memory a = statement(1);
         (bytes memory longer, bytes memory shorter) = (bytes.concat(a, hex"00"), new bytes(895));
         bytes memory signature = signed(a, LIAR);
@@ -310,7 +310,7 @@ contract BondsTest {
     }
 
     function test_everyExchangeSlashes(uint32 compute, uint32 exchange) public {
-        seat();
+        slot();
         bytes memory other = statement(2);
         put(other, 24, compute);
         put(other, 25, exchange);
@@ -321,7 +321,7 @@ contract BondsTest {
     // ------------------------------------------------------------------------------------------------ two seals
 
     function test_twoSealsSlash() public {
-        seat();
+        slot();
         for (uint256 field = 0; field < 4; ++field) {
             uint256 snapshot = vm.snapshotState();
             Outcome memory other = outcome();
@@ -336,7 +336,7 @@ contract BondsTest {
     }
 
     function test_anotherPlanIsNoContradiction() public {
-        seat();
+        slot();
         Outcome memory other = outcome();
         other.plans = bytes11(uint88(7));
         (bytes memory a, bytes memory b) = (signedSeal(basis(), outcome(), LIAR), signedSeal(basis(), other, LIAR));
@@ -346,7 +346,7 @@ contract BondsTest {
 
     /// @dev Of other records, or after another seal, honest members sign many.
     function test_sealsOfAnotherBasisAreHonest(uint8 field) public {
-        seat();
+        slot();
         SealBasis memory other = basis();
         field %= 5;
         if (field == 0) other.records = keccak256("others");
@@ -362,7 +362,7 @@ contract BondsTest {
     }
 
     function test_twoAccountsMaySignTwoSeals() public {
-        seat();
+        slot();
         Outcome memory other = outcome();
         other.weights = keccak256("other");
         (bytes memory a, bytes memory b) = (signedSeal(basis(), outcome(), LIAR), signedSeal(basis(), other, OTHER));
@@ -375,7 +375,7 @@ contract BondsTest {
     // -------------------------------------------------------------------------------------------- false versions
 
     function test_whoSignedADisprovedVersionIsSlashed() public {
-        seat();
+        slot();
         bytes memory signature = signedSeal(basis(), outcome(), LIAR);
         bytes32 digest = digestOf(address(ledger), sealHash(basis(), outcome()));
         vm.expectRevert(abi.encodeWithSelector(Bonds.NotDisproved.selector, digest));
@@ -390,7 +390,7 @@ contract BondsTest {
 
     /// @dev A digest names its run and ledger: what was disproved there takes no bond here.
     function test_aVersionOfAnotherRunTakesNoBondHere() public {
-        seat();
+        slot();
         SealBasis memory other = basis();
         other.run = keccak256("another");
         bytes memory signature = signedSeal(other, outcome(), LIAR);
@@ -412,7 +412,7 @@ contract BondsTest {
     // ------------------------------------------------------------------------------------------------ reporters
 
     function test_aReporterThatCallsBackGetsOneReward() public {
-        seat();
+        slot();
         bonds.deposit{value: BOND}(address(ledger), RUN, vm.addr(OTHER));
         (bytes memory a, bytes memory b) = (statement(1), statement(2));
         bytes memory call =
@@ -427,7 +427,7 @@ contract BondsTest {
 
     // -------------------------------------------------------------------------------------------------- helpers
 
-    function seat() private {
+    function slot() private {
         bonds.deposit{value: BOND}(address(ledger), RUN, liar);
         ledger.lock(RUN, liar, BOND);
     }

@@ -6,7 +6,7 @@ import {Seal} from "../src/Seals.sol";
 import {Fixture, Work} from "./Fixture.sol";
 import {vm} from "./Vm.sol";
 
-/// @notice Members that take a seat, answer and never train break their replica: nobody in it is counted. Runs of three
+/// @notice Members that take a slot, answer and never train break their replica: nobody in it is counted. Runs of three
 /// stages and three replicas in which the honest do what nodes do: work, seal, deal, ask and evict.
 contract BreakersTest is Fixture {
     uint256 internal constant SIZE = 3;
@@ -15,13 +15,13 @@ contract BreakersTest is Fixture {
     mapping(address => bool) internal breaks;
     mapping(bytes32 run => mapping(uint256 stage => mapping(uint256 round => uint256 replicas))) internal counted;
     uint256[] internal first; // of each seed: the rounds until work was counted
-    uint256[] internal gone; // and until every breaker had lost its seat
-    uint256 internal lost; // seats of the honest, in all seeds
+    uint256[] internal gone; // and until every breaker had lost its slot
+    uint256 internal lost; // slots of the honest, in all seeds
 
     event Measured(string what, uint256 ninetyNinePercent, uint256 most);
 
     /// @dev One breaker in every replica, in different stages: no replica works. Deals bring breakers together, so that
-    /// others work, and then the breakers lose their seats. Of the honest few lose theirs: whom 24 seals in a row leave
+    /// others work, and then the breakers lose their slots. Of the honest few lose theirs: whom 24 seals in a row leave
     /// among breakers, one or two in a hundred; it comes back.
     function test_oneBreakerInEveryReplica() public {
         enrol(SIZE * SIZE);
@@ -29,12 +29,12 @@ contract BreakersTest is Fixture {
         for (uint256 seed = 0; seed < SEEDS; ++seed) simulate(seed);
         report("rounds without work", first, 36);
         report("rounds until the last breaker is gone", gone, 72);
-        emit Measured("seats that the honest lost", 0, lost);
+        emit Measured("slots that the honest lost", 0, lost);
         vm.assertLt(lost, 6, "lost"); // of 120
     }
 
-    /// @dev All seats of a stage are theirs, so its weight stays the founder's, who dismisses them after eight rounds:
-    /// outsiders take the seats, and the honest of the other stages work on.
+    /// @dev All slots of a stage are theirs, so its weight stays the founder's, who dismisses them after eight rounds:
+    /// outsiders take the slots, and the honest of the other stages work on.
     function test_aStageFullOfBreakers() public {
         enrol(SIZE * SIZE + SIZE);
         breaks[who[1]] = breaks[who[4]] = breaks[who[7]] = true;
@@ -81,7 +81,7 @@ contract BreakersTest is Fixture {
         gone.push(round);
     }
 
-    /// @dev An honest member has lost its seat.
+    /// @dev An honest member has lost its slot.
     function comeBack(bytes32 run, address account) internal {
         ++lost;
         join(run, account, ledger.memberOf(run, account).stage);

@@ -147,16 +147,16 @@ contract CampaignsLedgerTest is Fixture {
 
     // ---------------------------------------------------------------------------------------------- helpers
 
-    /// @dev All who have a seat work, but for who has just come. Where others have left, its seals wait for their weight.
+    /// @dev All who have a slot work, but for who has just come. Where others have left, its seals wait for their weight.
     function rounds(uint256 count) private {
         for (uint256 i = 0; i < count; ++i) {
             (, uint32 round,) = ledger.openRound(run);
-            address[] memory makers = seated(0);
+            address[] memory makers = holders(0);
             newcomer = address(0);
             for (uint256 k = 0; k < makers.length; ++k) shares[makers[k]][round / 16] += 1e18 / makers.length;
             if (away != 0) pass(8 * ROUND_TIMEOUT);
             sealWith(run, 0, makers);
-            sealWith(run, 1, seated(1));
+            sealWith(run, 1, holders(1));
         }
     }
 
@@ -175,7 +175,7 @@ contract CampaignsLedgerTest is Fixture {
         return gasleft();
     }
 
-    function seated(uint16 stage) private view returns (address[] memory list) {
+    function holders(uint16 stage) private view returns (address[] memory list) {
         address[] memory found = new address[](who.length);
         uint256 count = 0;
         for (uint16 replica = 0; replica < 3; ++replica) {

@@ -8,7 +8,7 @@ import {BondsDouble} from "./Doubles.sol";
 import {Fixture} from "./Fixture.sol";
 import {vm} from "./Vm.sol";
 
-/// @notice What a run asks of those who take a seat, and founders' dismissals.
+/// @notice What a run asks of those who take a slot, and founders' dismissals.
 contract DoorsTest is Fixture {
     uint256 internal constant SITE = 0x517e;
 
@@ -24,14 +24,14 @@ contract DoorsTest is Fixture {
         ledger.joinRun(run, 0);
         admit(run, who[0], true);
         join(run, who[0], 0);
-        // Revoked, it keeps its seat; it gets no other.
+        // Revoked, it keeps its slot; it gets no other.
         admit(run, who[0], false);
         quit(run, who[0]);
         pass(1);
         vm.prank(who[0]);
         vm.expectRevert(notInvited(who[0]));
         ledger.joinRun(run, 0);
-        // Nor does a site seat anybody else.
+        // Nor does a site slot anybody else.
         for (uint256 i = 1; i < 3; ++i) enlist(run, who[i], SITE);
         admit(run, who[1], true);
         vm.prank(who[1]);
@@ -54,7 +54,7 @@ contract DoorsTest is Fixture {
 
     // ------------------------------------------------------------------------------------------------------- bonds
 
-    function test_aSeatLocksTheBondAndItsLossReleasesIt() public {
+    function test_aSlotLocksTheBondAndItsLossReleasesIt() public {
         bytes32 run = bonded(6);
         for (uint256 i = 0; i < 6; ++i) vm.assertEq(lockedOf(run, who[i]), 100);
         work(run, 0, who, 16);
@@ -73,7 +73,7 @@ contract DoorsTest is Fixture {
         convict(charge(run, 0, 0, who[2]), four(0, 3, 4, 5));
         vm.assertEq(lockedOf(run, who[2]), 0);
         quit(run, who[3]);
-        convict(charge(run, 0, 0, who[3]), four(0, 1, 4, 5)); // who holds no seat has nothing locked
+        convict(charge(run, 0, 0, who[3]), four(0, 1, 4, 5)); // who holds no slot has nothing locked
         vm.assertEq(lockedOf(run, who[3]), 0);
     }
 
@@ -87,7 +87,7 @@ contract DoorsTest is Fixture {
         vm.assertEq(lockedOf(run, who[1]), 100);
     }
 
-    function test_noSeatWithoutADeposit() public {
+    function test_noSlotWithoutADeposit() public {
         enrol(2);
         RunConfig memory config = configOf(2, 1, 2);
         config.bond = 100;
@@ -105,13 +105,13 @@ contract DoorsTest is Fixture {
         vm.prank(who[0]);
         ledger.joinSite(run, 0, part(0, 2));
         for (uint256 i = 0; i < 2; ++i) vm.assertEq(lockedOf(run, who[i]), 100);
-        vm.prank(who[1]); // in its seat already: locked once
+        vm.prank(who[1]); // in its slot already: locked once
         ledger.joinSite(run, 0, part(0, 2));
     }
 
     // ---------------------------------------------------------------------------------------------------- founders
 
-    /// @dev A founder frees seats as long as two thirds of the weight are the founders', and of nobody who holds none.
+    /// @dev A founder frees slots as long as two thirds of the weight are the founders', and of nobody who holds none.
     function test_dismissals() public {
         enrol(3);
         bytes32 run = create(configOf(1, 1, 3));
@@ -142,10 +142,10 @@ contract DoorsTest is Fixture {
         bytes32 run = create(configOf(1, 1, 2));
         for (uint256 i = 0; i < 2; ++i) join(run, who[i], 0);
         for (uint256 k = 0; k < 8; ++k) {
-            (uint256 seated, uint256 absent,, uint256 vacuum) = ledger.weightsOf(run, 0);
-            vm.assertEq(seated, weightOf(run, who));
+            (uint256 held, uint256 absent,, uint256 vacuum) = ledger.weightsOf(run, 0);
+            vm.assertEq(held, weightOf(run, who));
             vm.assertEq(absent, 0);
-            vm.assertEq(vacuum, seated < 32_768 ? 32_768 - seated : 0);
+            vm.assertEq(vacuum, held < 32_768 ? 32_768 - held : 0);
             sealWith(run, 0, who);
         }
         vm.assertEq(vacuumOf(run, 0), 0);

@@ -46,7 +46,7 @@ struct Work {
 }
 
 /// @dev A registry, a ledger, registered accounts in ascending order, and what their nodes do off-chain. The founder has
-/// no node and no seat; it signs what it is asked to.
+/// no node and no slot; it signs what it is asked to.
 abstract contract Fixture {
     uint32 internal constant MIN_ROUND_TIME = 10;
     uint32 internal constant ROUND_TIMEOUT = 600;
@@ -215,7 +215,7 @@ abstract contract Fixture {
 
     // -------------------------------------------------------------------------------------- contributions, seals
 
-    /// @dev What `account` states for its seat in its stage's next round.
+    /// @dev What `account` states for its slot in its stage's next round.
     function workOf(bytes32 run, address account) internal view returns (Work memory w) {
         Member memory member = ledger.memberOf(run, account);
         w.account = account;
@@ -342,8 +342,8 @@ abstract contract Fixture {
 
     /// @dev Of all that seals of the stage count: its members', the absent's, and the founders'.
     function totalOf(bytes32 run, uint16 stage) internal view returns (uint256) {
-        (uint256 seated, uint256 absent,, uint256 vacuum) = ledger.weightsOf(run, stage);
-        return seated + absent + vacuum;
+        (uint256 held, uint256 absent,, uint256 vacuum) = ledger.weightsOf(run, stage);
+        return held + absent + vacuum;
     }
 
     function weightOf(bytes32 run, address[] memory accounts) internal view returns (uint256 weight) {

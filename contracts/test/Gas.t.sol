@@ -43,7 +43,7 @@ contract GasTest is Fixture {
         emit log_named_uint("  a contribution", gas / n);
     }
 
-    function test_seats() public {
+    function test_slots() public {
         enrol(16);
         bytes32 run = create(configOf(1, 1, 16));
         for (uint256 i = 0; i < 8; ++i) join(run, who[i], 0);

@@ -43,7 +43,7 @@ contract Handler is Fixture {
 
     // ---------------------------------------------------------------------------------------- what anybody does
 
-    function takeSeat(uint256 a, uint16 stage) external {
+    function takeSlot(uint256 a, uint16 stage) external {
         // Who comes back has what it left: the coalition's part may be again what it was before.
         send(who[a % ACCOUNTS], abi.encodeCall(ledger.joinRun, (run, stage % STAGES)));
     }
@@ -55,8 +55,8 @@ contract Handler is Fixture {
         send(account, abi.encodeCall(ledger.enlist, (run, ANY, until, named(run, account, 0x517e + site % 2))));
     }
 
-    /// @dev Whoever is seated so was named by the sender's site, agreed to it, and sits where the sender said.
-    function seatSite(uint256 a, uint16 replica, uint256 first, uint256 second) external {
+    /// @dev Whoever is placed so was named by the sender's site, agreed to it, and sits where the sender said.
+    function placeSite(uint256 a, uint16 replica, uint256 first, uint256 second) external {
         replica %= REPLICAS;
         address[] memory accounts = some(who[first % ACCOUNTS], who[second % ACCOUNTS]);
         for (uint16 stage = 0; stage < STAGES; ++stage) {
@@ -74,13 +74,13 @@ contract Handler is Fixture {
         vm.prank(accounts[0]);
         try ledger.joinSite(run, replica, accounts) {
             for (uint16 stage = 0; stage < STAGES; ++stage) {
-                if (!agreed[stage]) fail("seated without being asked");
+                if (!agreed[stage]) fail("placed without being asked");
                 requireSlot(run, accounts[stage], replica, stage);
             }
         } catch {}
     }
 
-    function leaveSeat(uint256 a) external watched {
+    function leaveSlot(uint256 a) external watched {
         send(who[a % ACCOUNTS], abi.encodeCall(ledger.leaveRun, (run)));
     }
 
@@ -170,17 +170,17 @@ contract Handler is Fixture {
 
     // --------------------------------------------------------------------------------------------- what must hold
 
-    /// @dev Seats, lanes, bitmaps and members say the same; an account has one seat and one lane.
-    function checkSeats() external view {
-        uint256 seats = 0;
+    /// @dev Slots, lanes, bitmaps and members say the same; an account has one slot and one lane.
+    function checkSlots() external view {
+        uint256 slots = 0;
         uint256[2] memory lanes;
         for (uint16 stage = 0; stage < STAGES; ++stage) {
             Activity memory activity = activityOf(run, stage);
             for (uint16 replica = 0; replica < REPLICAS; ++replica) {
                 address account = ledger.holderOf(run, replica, stage);
-                vm.assertEq((activity.seated >> replica) & 1, account == address(0) ? 0 : 1, "seated");
+                vm.assertEq((activity.held >> replica) & 1, account == address(0) ? 0 : 1, "held");
                 if (account == address(0)) continue;
-                ++seats;
+                ++slots;
                 requireSlot(run, account, replica, stage);
                 uint256 lane = 1 << ledger.memberOf(run, account).lane;
                 vm.assertEq(lanes[stage] & lane, 0, "a lane of two");
@@ -194,13 +194,13 @@ contract Handler is Fixture {
             if (m.holds) ++holders;
             vm.assertFalse(ledger.standingOf(run, who[i]).convicted && (m.holds || ledger.weightOf(run, who[i]) != 0));
         }
-        vm.assertEq(holders, seats, "holders");
+        vm.assertEq(holders, slots, "holders");
     }
 
     /// @dev The weight of a stage is that of its members, present and absent, and no more than there is.
     function checkWeights() external view {
         for (uint16 stage = 0; stage < STAGES; ++stage) {
-            (uint256 seated, uint256 absent, uint256 inVerdicts, uint256 vacuum) = ledger.weightsOf(run, stage);
+            (uint256 held, uint256 absent, uint256 inVerdicts, uint256 vacuum) = ledger.weightsOf(run, stage);
             uint256 here = 0;
             uint256 away = 0;
             for (uint256 i = 0; i < ACCOUNTS; ++i) {
@@ -209,10 +209,10 @@ contract Handler is Fixture {
                 if (m.holds) here += ledger.weightOf(run, who[i]);
                 else away += ledger.weightOf(run, who[i]);
             }
-            vm.assertEq(seated, here, "seated");
+            vm.assertEq(held, here, "held");
             vm.assertTrue(absent + 1 >= away && absent <= inVerdicts); // others may have changed stage
-            vm.assertTrue(seated < Weights.FULL + SLACK && absent < Weights.FULL + SLACK);
-            uint256 earned_ = seated + absent;
+            vm.assertTrue(held < Weights.FULL + SLACK && absent < Weights.FULL + SLACK);
+            uint256 earned_ = held + absent;
             vm.assertEq(vacuum, earned_ < Weights.ENOUGH ? Weights.ENOUGH - earned_ : 0);
         }
         vm.assertEq(bytes(broken), "");
@@ -273,8 +273,8 @@ contract Handler is Fixture {
 
     /// @dev What verdicts count of the stage's members.
     function verdictsOf(uint16 stage) internal view returns (uint256) {
-        (uint256 seated,, uint256 inVerdicts,) = ledger.weightsOf(run, stage);
-        return seated + inVerdicts;
+        (uint256 held,, uint256 inVerdicts,) = ledger.weightsOf(run, stage);
+        return held + inVerdicts;
     }
 
     function wasIn(address account, uint16 stage) internal view returns (bool) {
@@ -358,17 +358,17 @@ contract InvariantsTest {
 
     function targetSelectors() public view returns (FuzzSelector[] memory list) {
         bytes4[] memory deeds = new bytes4[](24);
-        (deeds[0], deeds[1], deeds[2]) = (Handler.takeSeat.selector, Handler.leaveSeat.selector, Handler.move.selector);
+        (deeds[0], deeds[1], deeds[2]) = (Handler.takeSlot.selector, Handler.leaveSlot.selector, Handler.move.selector);
         (deeds[3], deeds[4], deeds[5]) = (Handler.accuse.selector, Handler.answer.selector, Handler.evict.selector);
         (deeds[6], deeds[7], deeds[8]) = (Handler.deal.selector, Handler.wait.selector, Handler.dismiss.selector);
-        (deeds[9], deeds[10], deeds[11]) = (Handler.judge.selector, Handler.enlistOne.selector, Handler.seatSite.selector);
+        (deeds[9], deeds[10], deeds[11]) = (Handler.judge.selector, Handler.enlistOne.selector, Handler.placeSite.selector);
         for (uint256 i = 12; i < 24; ++i) deeds[i] = Handler.work.selector;
         list = new FuzzSelector[](1);
         list[0] = FuzzSelector(address(handler), deeds);
     }
 
-    function invariant_seatsWeightsAndPay() public view {
-        handler.checkSeats();
+    function invariant_slotsWeightsAndPay() public view {
+        handler.checkSlots();
         handler.checkWeights();
     }
 

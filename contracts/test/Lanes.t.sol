@@ -8,7 +8,7 @@ import {Weights} from "../src/Weights.sol";
 import {Charge, Fixture, Work} from "./Fixture.sol";
 import {vm} from "./Vm.sol";
 
-/// @notice What seals, seats and time make of weight.
+/// @notice What seals, slots and time make of weight.
 contract LanesTest is Fixture {
     using Weights for uint256;
 
@@ -44,10 +44,10 @@ contract LanesTest is Fixture {
             for (uint256 i = 0; i < works.length; ++i) {
                 uint256 unit = Weights.FULL / config.horizon;
                 uint256 next = sum + works[i].innerSteps;
-                uint256 seat = works[i].replica;
+                uint256 slot = works[i].replica;
                 uint256 more = (unit * next + offset) / total - (unit * sum + offset) / total;
-                weights[seat] = weights[seat] + more > 65_535 ? 65_535 : weights[seat] + more;
-                ages[seat] = 0;
+                weights[slot] = weights[slot] + more > 65_535 ? 65_535 : weights[slot] + more;
+                ages[slot] = 0;
                 sum = next;
             }
             if (total != 0) ++seals;
@@ -93,8 +93,8 @@ contract LanesTest is Fixture {
             vm.assertTrue(lane.payOf() == 63 || lane.payOf() == 64);
         }
         vm.assertEq(sum, 16 * 255);
-        (uint256 seated,,,) = ledger.weightsOf(run, 0);
-        vm.assertEq(seated, weightOf(run, who));
+        (uint256 held,,,) = ledger.weightsOf(run, 0);
+        vm.assertEq(held, weightOf(run, who));
         sealSignedBy(run, 0, who, part(21, 64)); // two thirds
     }
 
@@ -142,7 +142,7 @@ contract LanesTest is Fixture {
         }
     }
 
-    // ---------------------------------------------------------------------------------------------------- seats
+    // ---------------------------------------------------------------------------------------------------- slots
 
     /// @dev A lane is the lowest free one, and the account's wherever deals and moves put it.
     function test_lanesFollowTheirAccounts() public {
@@ -231,10 +231,10 @@ contract LanesTest is Fixture {
             for (uint256 i = 0; i < 6; ++i) {
                 if (!ledger.memberOf(run, who[i]).holds) left += ledger.weightOf(run, who[i]);
             }
-            (uint256 seated, uint256 absent, uint256 slow,) = ledger.weightsOf(run, 0);
+            (uint256 held, uint256 absent, uint256 slow,) = ledger.weightsOf(run, 0);
             vm.assertTrue(absent <= left + 6 && left <= absent + 1); // each is rounded down by itself
             vm.assertTrue(absent <= slow);
-            vm.assertTrue(seated + absent < Weights.FULL + 8);
+            vm.assertTrue(held + absent < Weights.FULL + 8);
         }
     }
 
@@ -298,7 +298,7 @@ contract LanesTest is Fixture {
         vm.assertTrue(fast == 0 && slow == 0);
     }
 
-    /// @dev Who was convicted takes its weight with it, whether it holds a seat or has left.
+    /// @dev Who was convicted takes its weight with it, whether it holds a slot or has left.
     function test_aConvictsWeightIsGone() public {
         for (uint256 left = 0; left < 2; ++left) {
             uint256 snapshot = vm.snapshotState();
@@ -307,8 +307,8 @@ contract LanesTest is Fixture {
             if (left == 1) quit(run, who[3]);
             convict(charge(run, 0, 0, who[3]), part(0, 3));
             vm.assertEq(ledger.weightOf(run, who[3]), 0);
-            (uint256 seated, uint256 absent, uint256 slow,) = ledger.weightsOf(run, 0);
-            vm.assertEq(seated, weightOf(run, part(0, 3)));
+            (uint256 held, uint256 absent, uint256 slow,) = ledger.weightsOf(run, 0);
+            vm.assertEq(held, weightOf(run, part(0, 3)));
             vm.assertTrue(absent == 0 && slow == 0);
             vm.revertToState(snapshot);
             delete who;
@@ -331,17 +331,17 @@ contract LanesTest is Fixture {
         (done,) = address(ledger).call(abi.encodeCall(ledger.deal, (run, replica)));
     }
 
-    /// @dev Of all that hold a seat, who work, and everybody signs.
+    /// @dev Of all that hold a slot, who work, and everybody signs.
     function trySeal(bytes32 run, address[] memory all) internal {
-        address[] memory seated;
+        address[] memory held;
         for (uint256 i = 0; i < all.length; ++i) {
-            if (ledger.memberOf(run, all[i]).holds) seated = joined(seated, some(all[i]));
+            if (ledger.memberOf(run, all[i]).holds) held = joined(held, some(all[i]));
         }
         Seal memory s = sealBy(run, 0, none(), founded(all));
         pass(8 * ROUND_TIMEOUT);
         (bool done,) = address(ledger).call(abi.encodeCall(ledger.seal, (s)));
         vm.assertTrue(done);
-        s = sealBy(run, 0, seated, founded(all));
+        s = sealBy(run, 0, held, founded(all));
         pass(8 * ROUND_TIMEOUT);
         (done,) = address(ledger).call(abi.encodeCall(ledger.seal, (s)));
         vm.assertTrue(done);

@@ -44,7 +44,7 @@ contract PaidDouble is PaidLedger, Proofs {
         if (before == 0 || round + 1 < before) _books[run].disproved[stage] = round + 1;
     }
 
-    /// @dev Unless it has a seat.
+    /// @dev Unless it has a slot.
     function take(bytes32 run, address account, uint8 stage) external {
         Book storage book = _books[run];
         if (book.stay[account].toEpoch == 0) {
@@ -73,7 +73,7 @@ contract PaidDouble is PaidLedger, Proofs {
             ++book.seals[s.stage][s.round / 16];
             for (uint256 i = 0; i < makers.length; ++i) {
                 Stay memory stay = book.stay[makers[i]];
-                if (stay.toEpoch == 0 || stay.stage != s.stage) continue; // without a seat it gets nothing
+                if (stay.toEpoch == 0 || stay.stage != s.stage) continue; // without a slot it gets nothing
                 uint256 pay = 255 * (i + 1) / makers.length - 255 * i / makers.length;
                 book.earned[_place(s.stage, s.round / 16, makers[i], book.stays[makers[i]].length)] += uint16(pay);
             }

@@ -7,7 +7,7 @@ import {Seal} from "../src/Seals.sol";
 import {Fixture, Work} from "./Fixture.sol";
 import {vm} from "./Vm.sol";
 
-/// @notice Whose work was what part of an epoch's seals, through all changes of seats.
+/// @notice Whose work was what part of an epoch's seals, through all changes of slots.
 contract PayTest is Fixture {
     uint256 internal constant EPOCHS = 4;
 
@@ -94,8 +94,8 @@ contract PayTest is Fixture {
         vm.assertEq(ledger.sealsIn(run, 0, 2), 14);
     }
 
-    /// @dev Through all that five accounts do with three seats, in and across epochs: each has what it was counted for
-    /// while it held a seat, and all together never more than there is.
+    /// @dev Through all that five accounts do with three slots, in and across epochs: each has what it was counted for
+    /// while it held a slot, and all together never more than there is.
     /// forge-config: default.fuzz.runs = 24
     function testFuzz_everybodyHasItsOwn(uint256 chance) public {
         enrol(5);

@@ -112,7 +112,7 @@ contract RefusalsTest is Fixture {
         ledger.publishCheckpoint(run, 0, "folder", string(new bytes(2049)));
     }
 
-    function test_seats() public {
+    function test_slots() public {
         enrol(6);
         bytes32 run = create(configOf(2, 1, 3));
         vm.expectRevert(abi.encodeWithSelector(ILedger.UnknownStage.selector, uint16(2)));
@@ -128,7 +128,7 @@ contract RefusalsTest is Fixture {
         vm.expectRevert(abi.encodeWithSelector(ILedger.ReplicaComplete.selector, uint16(0)));
         vm.prank(who[0]);
         ledger.moveDown(run);
-        vm.expectRevert(abi.encodeWithSelector(ILedger.NoLowerSeat.selector, uint16(1), uint16(0)));
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NoLowerSlot.selector, uint16(1), uint16(0)));
         vm.prank(who[1]);
         ledger.moveDown(run);
         vm.prank(who[0]);

@@ -40,7 +40,7 @@ contract ReplicasTest is Fixture {
         sealWith(run, 0, some(who[0], who[2]));
     }
 
-    /// @dev One of two members leaves its seat to another account of its own: that has no weight.
+    /// @dev One of two members leaves its slot to another account of its own: that has no weight.
     function test_weightIsNotHandedOn() public {
         enrol(3);
         bytes32 run = create(configOf(1, 2, 2));

@@ -14,7 +14,7 @@ contract RowsTest is Fixture {
 
     // --------------------------------------------------------------------------------------------- a little work
 
-    /// @dev Sixteen seats beside eight honest work in two rounds of eight, a sixteenth of the steps: 3% of the compute
+    /// @dev Sixteen slots beside eight honest work in two rounds of eight, a sixteenth of the steps: 3% of the compute
     /// is 3% of the weight, and never a third.
     function test_littleWorkIsLittleWeight() public {
         RunConfig memory config = configOf(1, 1, 24);
@@ -32,7 +32,7 @@ contract RowsTest is Fixture {
             ledger.seal(s);
         }
         uint256 theirs = weightOf(run, part(8, 24));
-        emit log_named_uint("weight of 16 lazy seats, per mille", theirs * 1000 / totalOf(run, 0));
+        emit log_named_uint("weight of 16 lazy slots, per mille", theirs * 1000 / totalOf(run, 0));
         vm.assertTrue(theirs * 100 <= totalOf(run, 0) * 4);
         Seal memory garbage = sealBy(run, 0, part(8, 24), part(8, 24));
         pass(1000 * ROUND_TIMEOUT);
@@ -40,7 +40,7 @@ contract RowsTest is Fixture {
         refusedConviction(charge(run, 0, 0, who[0]), part(8, 24));
     }
 
-    /// @dev Seats that send noise until they are drawn, each for some rounds, have what they were counted for.
+    /// @dev Slots that send noise until they are drawn, each for some rounds, have what they were counted for.
     function test_noiseHasWhatItEarnedBeforeItIsDrawn() public {
         RunConfig memory config = configOf(1, 1, 12);
         config.horizon = 32;
@@ -48,7 +48,7 @@ contract RowsTest is Fixture {
         work(run, 0, part(0, 8), 24);
         for (uint256 k = 0; k < 4; ++k) sealWith(run, 0, who); // four of twelve send noise
         uint256 noise = weightOf(run, part(8, 12));
-        vm.assertTrue(noise * 10 <= totalOf(run, 0)); // a tenth for a third of the seats
+        vm.assertTrue(noise * 10 <= totalOf(run, 0)); // a tenth for a third of the slots
         for (uint256 i = 8; i < 12; ++i) convict(charge(run, 0, 25, who[i]), part(0, 8));
         vm.assertEq(weightOf(run, part(8, 12)), 0);
         sealWith(run, 0, part(0, 8));
@@ -128,7 +128,7 @@ contract RowsTest is Fixture {
         pass(1);
         enrolMore(3);
         for (uint256 i = 6; i < 9; ++i) join(run, who[i], 1);
-        sealNothing(run, 1, some(founder)); // from the next round on the seats are theirs
+        sealNothing(run, 1, some(founder)); // from the next round on the slots are theirs
         sealNothing(run, 0, founded(honest));
         work(run, 1, part(6, 9), 1);
         work(run, 0, honest, 1);
@@ -167,9 +167,9 @@ contract RowsTest is Fixture {
         work(run, 0, honest, 1);
     }
 
-    /// @dev A stage's members are away, and evicted; their seats are taken by accounts that only hold them. Back, each takes
+    /// @dev A stage's members are away, and evicted; their slots are taken by accounts that only hold them. Back, each takes
     /// one back by its weight.
-    function test_seatsThatWereTakenInAnOutageAreTakenBack() public {
+    function test_slotsThatWereTakenInAnOutageAreTakenBack() public {
         RunConfig memory config = configOf(2, 1, 3);
         config.horizon = 128;
         bytes32 run = begin(6, config);
@@ -209,7 +209,7 @@ contract RowsTest is Fixture {
         ledger.reclaim(run, honest[0]);
     }
 
-    /// @dev Seats that never sign stop nothing before the first non-empty seal, and make nobody forfeit.
+    /// @dev Slots that never sign stop nothing before the first non-empty seal, and make nobody forfeit.
     function test_squattersAtBirthStopNothing() public {
         bytes32 run = begin(5, configOf(1, 1, 5));
         for (uint256 k = 0; k < 40; ++k) sealWith(run, 0, part(0, 3));
@@ -250,8 +250,8 @@ contract RowsTest is Fixture {
 
     // -------------------------------------------------------------------------------------------------- neighbours
 
-    /// @dev A captured stage that makes the honest of another seal empty takes nobody's seat there.
-    function test_emptySealsCostNobodyItsSeat() public {
+    /// @dev A captured stage that makes the honest of another seal empty takes nobody's slot there.
+    function test_emptySealsCostNobodyItsSlot() public {
         bytes32 run = begin(6, configOf(2, 1, 3));
         address[] memory honest = some(who[0], who[2], who[4]);
         address[] memory captors = some(who[1], who[3], who[5]);

@@ -14,29 +14,29 @@ contract SitesTest is Fixture {
     function test_aSiteTakesAnEmptyReplicaAtOnce() public {
         bytes32 run = newRun(4);
         for (uint256 i = 0; i < 2; ++i) enlist(run, who[i], SITE);
-        seat(run, who[1], 2, some(who[1], who[0]));
+        slot(run, who[1], 2, some(who[1], who[0]));
         requireSlot(run, who[1], 2, 0);
         requireSlot(run, who[0], 2, 1);
         (bool open,,) = ledger.openRound(run);
         vm.assertTrue(open);
     }
 
-    /// @dev Each takes a seat as soon as it sees a machine of the site: no machine has one yet that could be cut off.
+    /// @dev Each takes a slot as soon as it sees a machine of the site: no machine has one yet that could be cut off.
     function test_strangersBetweenTheMachinesSplitNoSite() public {
         bytes32 run = newRun(4);
         enlist(run, who[0], SITE);
         join(run, who[2], 0);
         enlist(run, who[1], SITE);
         join(run, who[3], 0);
-        refused(run, who[0], 0, some(who[0], who[1]), abi.encodeWithSelector(ILedger.NoFreeSeat.selector, 0));
-        refused(run, who[0], 1, some(who[0], who[1]), abi.encodeWithSelector(ILedger.NoFreeSeat.selector, 0));
+        refused(run, who[0], 0, some(who[0], who[1]), abi.encodeWithSelector(ILedger.NoFreeSlot.selector, 0));
+        refused(run, who[0], 1, some(who[0], who[1]), abi.encodeWithSelector(ILedger.NoFreeSlot.selector, 0));
         vm.assertFalse(ledger.memberOf(run, who[0]).holds || ledger.memberOf(run, who[1]).holds);
-        seat(run, who[0], 2, some(who[0], who[1]));
+        slot(run, who[0], 2, some(who[0], who[1]));
         requireSlot(run, who[1], 2, 1);
     }
 
-    /// @dev Accounts that enlist and never come keep no seat from anybody, however many sites they make up.
-    function test_enlistingKeepsNoSeatFree() public {
+    /// @dev Accounts that enlist and never come keep no slot from anybody, however many sites they make up.
+    function test_enlistingKeepsNoSlotFree() public {
         bytes32 run = newRun(3);
         for (uint256 i = 0; i < 3; ++i) enlist(run, who[i], SITE + i);
         for (uint256 i = 3; i < 9; ++i) join(run, who[i], uint16(i % 2));
@@ -84,8 +84,8 @@ contract SitesTest is Fixture {
         ledger.enlist(run, ANY, type(uint40).max, new bytes(65));
     }
 
-    /// @dev Nobody is seated who did not ask for it, whose time is over, or again for having asked once.
-    function test_anAccountIsSeatedOnceAndInTime() public {
+    /// @dev Nobody is placed who did not ask for it, whose time is over, or again for having asked once.
+    function test_anAccountIsPlacedOnceAndInTime() public {
         bytes32 run = newRun(4);
         enlist(run, who[0], SITE);
         enlist(run, who[1], SITE);
@@ -93,38 +93,38 @@ contract SitesTest is Fixture {
         refused(run, who[0], 0, some(who[0], who[1]), notEnlisted(who[0]));
         enlist(run, who[0], SITE);
         enlist(run, who[1], SITE);
-        seat(run, who[0], 0, some(who[0], who[1]));
+        slot(run, who[0], 0, some(who[0], who[1]));
         vm.prank(who[1]);
         ledger.leaveRun(run);
         pass(1);
         refused(run, who[0], 0, some(who[0], who[1]), notEnlisted(who[1]));
     }
 
-    /// @dev A machine that was gone for long comes back to those of its site, who kept their seats.
+    /// @dev A machine that was gone for long comes back to those of its site, who kept their slots.
     function test_aSiteIsMadeWholeAgain() public {
         bytes32 run = newRun(4);
         for (uint256 i = 0; i < 3; ++i) enlist(run, who[i], SITE);
         join(run, who[4], 0);
-        seat(run, who[0], 1, some(who[0], who[1]));
+        slot(run, who[0], 1, some(who[0], who[1]));
         vm.prank(who[1]);
         ledger.leaveRun(run);
         pass(1);
-        seat(run, who[2], 1, some(who[0], who[2]));
+        slot(run, who[2], 1, some(who[0], who[2]));
         requireSlot(run, who[0], 1, 0);
         requireSlot(run, who[2], 1, 1);
     }
 
-    /// @dev Not with a seat in it that a stranger holds, even one that names itself by the same site's key in another run.
+    /// @dev Not with a slot in it that a stranger holds, even one that names itself by the same site's key in another run.
     function test_aReplicaWithAStrangerIsNoSites() public {
         bytes32 run = newRun(4);
         for (uint256 i = 0; i < 2; ++i) enlist(run, who[i], SITE);
         join(run, who[2], 0);
         refused(run, who[0], 0, some(who[2], who[1]), notEnlisted(who[2]));
-        refused(run, who[0], 0, some(who[0], who[1]), abi.encodeWithSelector(ILedger.NoFreeSeat.selector, 0));
+        refused(run, who[0], 0, some(who[0], who[1]), abi.encodeWithSelector(ILedger.NoFreeSlot.selector, 0));
     }
 
-    /// @dev The seat of an evicted member that waits for it waits, also for sites.
-    function test_aSeatThatWaitsForItsHolderIsNotFree() public {
+    /// @dev The slot of an evicted member that waits for it waits, also for sites.
+    function test_aSlotThatWaitsForItsHolderIsNotFree() public {
         bytes32 run = newRun(2);
         join(run, who[2], 0);
         join(run, who[3], 1);
@@ -139,19 +139,19 @@ contract SitesTest is Fixture {
         ledger.evict(run, who[3]);
         for (uint256 i = 0; i < 2; ++i) enlist(run, who[i], SITE);
         pass(EVICTION_TIME);
-        refused(run, who[0], 0, some(who[0], who[1]), abi.encodeWithSelector(ILedger.NoFreeSeat.selector, 0));
+        refused(run, who[0], 0, some(who[0], who[1]), abi.encodeWithSelector(ILedger.NoFreeSlot.selector, 0));
         pass(1);
-        seat(run, who[0], 0, some(who[0], who[1]));
+        slot(run, who[0], 0, some(who[0], who[1]));
     }
 
     function test_allOfTheSitesAccountsMustBeFitToJoin() public {
         bytes32 run = newRun(4);
         for (uint256 i = 0; i < 3; ++i) enlist(run, who[i], SITE);
-        bytes memory seats = abi.encodeWithSelector(ILedger.WrongSeats.selector, 0, 1);
-        refused(run, who[0], 0, some(who[0]), seats);
-        seats = abi.encodeWithSelector(ILedger.WrongSeats.selector, 4, 2);
-        refused(run, who[0], 4, some(who[0], who[1]), seats);
-        refused(run, who[0], 0, some(who[0], who[0]), notEnlisted(who[0])); // it agreed to one seat
+        bytes memory slots = abi.encodeWithSelector(ILedger.WrongSlots.selector, 0, 1);
+        refused(run, who[0], 0, some(who[0]), slots);
+        slots = abi.encodeWithSelector(ILedger.WrongSlots.selector, 4, 2);
+        refused(run, who[0], 4, some(who[0], who[1]), slots);
+        refused(run, who[0], 0, some(who[0], who[0]), notEnlisted(who[0])); // it agreed to one slot
         vm.prank(who[1]);
         registry.deregister();
         bytes memory unregistered = abi.encodeWithSelector(ILedger.NotRegistered.selector, who[1]);
@@ -162,8 +162,8 @@ contract SitesTest is Fixture {
         refused(run, who[0], 1, some(who[0], who[2]), holding);
     }
 
-    /// @dev Its consent was to one seat: having taken one by itself, it is not seated again when that is over.
-    function test_aSeatTakenAloneEndsTheConsent() public {
+    /// @dev Its consent was to one slot: having taken one by itself, it is not placed again when that is over.
+    function test_aSlotTakenAloneEndsTheConsent() public {
         bytes32 run = newRun(4);
         for (uint256 i = 0; i < 2; ++i) enlist(run, who[i], SITE);
         join(run, who[1], 0);
@@ -178,7 +178,7 @@ contract SitesTest is Fixture {
         for (uint256 i = 0; i < 2; ++i) enlist(run, who[i], SITE);
         join(run, who[2], 0);
         join(run, who[3], 1);
-        seat(run, who[0], 1, some(who[0], who[1]));
+        slot(run, who[0], 1, some(who[0], who[1]));
         for (uint256 round = 0; round < 3; ++round) {
             pass(ROUND_TIMEOUT);
             sealSignedBy(run, 0, some(who[2]), founded(some(who[2], who[0])));
@@ -196,7 +196,7 @@ contract SitesTest is Fixture {
         return create(configOf(2, 1, replicas));
     }
 
-    function seat(bytes32 run, address by, uint16 replica, address[] memory accounts) internal {
+    function slot(bytes32 run, address by, uint16 replica, address[] memory accounts) internal {
         vm.prank(by);
         ledger.joinSite(run, replica, accounts);
     }

@@ -26,7 +26,7 @@ contract VerdictsTest is Fixture {
         vm.assertFalse(ledger.memberOf(run, who[5]).holds);
         vm.assertEq(ledger.holderOf(run, 5, 0), address(0));
         requireBarred(who[5]);
-        // The seat is anybody's after this second, and the others go on.
+        // The slot is anybody's after this second, and the others go on.
         pass(1);
         join(run, who[6], 0);
         requireSlot(run, who[6], 5, 0);
@@ -254,8 +254,8 @@ contract VerdictsTest is Fixture {
         requireBarred(who[4]);
     }
 
-    /// @dev Who was evicted does not come back to the seat that waits for it.
-    function test_theSeatThatWaitsIsNoEscape() public {
+    /// @dev Who was evicted does not come back to the slot that waits for it.
+    function test_theSlotThatWaitsIsNoEscape() public {
         begin(4, 1);
         pass(ROUND_TIMEOUT + 1);
         vm.prank(who[0]);
@@ -269,7 +269,7 @@ contract VerdictsTest is Fixture {
         requireSlot(run, who[4], 3, 0);
     }
 
-    /// @dev Seats may change while verdicts are gathered and sent: a deal does not spoil them.
+    /// @dev Slots may change while verdicts are gathered and sent: a deal does not spoil them.
     function test_aDealIsNoEscape() public {
         begin(6, 2);
         Charge memory c = charge(run, 0, 0, who[4]);
@@ -286,7 +286,7 @@ contract VerdictsTest is Fixture {
         requireBarred(who[4]);
     }
 
-    function test_onlyWhoEverHeldASeatThere() public {
+    function test_onlyWhoEverHeldASlotThere() public {
         begin(4, 2); // nobody but the odd ones in stage 1
         Charge memory c = charge(run, 0, 0, who[1]);
         for (uint16 k = 0; k < 3; ++k) {
@@ -332,7 +332,7 @@ contract VerdictsTest is Fixture {
             Seal memory s = signedBy(sealOf(run, 0, works), works, signers);
             convict(charge(run, 0, 0, who[3]), part(0, 3));
             pass(1);
-            join(run, who[4], 0); // another takes its seat, and is not counted for it
+            join(run, who[4], 0); // another takes its slot, and is not counted for it
             pass(MIN_ROUND_TIME);
             ledger.seal(s);
             for (uint256 i = 0; i < 3; ++i) vm.assertEq(laneOf(run, who[i]) >> 28, 0);

@@ -215,8 +215,8 @@ def stage_claims(view: RunView) -> Iterator[Claim]:
         return
     for stage in range(view.config.stages):
         yield Claim(f"the head of stage {stage}", ledger, "head", (run, stage), {"head": view.head(stage)})
-        seated = {"activity": (view.stage(stage).seated,)}
-        yield Claim(f"the slots of stage {stage}", ledger, "stageOf", (run, stage), seated)
+        slots = {"activity": (view.stage(stage).slots,)}
+        yield Claim(f"the slots of stage {stage}", ledger, "stageOf", (run, stage), slots)
 
 
 def _member_claims(view: RunView, nodes: NodeTable) -> Iterator[Claim]:

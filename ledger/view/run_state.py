@@ -94,7 +94,7 @@ class Stage:
     head: bytes  # the digest of its newest seal; before the first one the hash of V[s,0]
     lanes: Lanes
     held: int = 0  # bitmap of the lanes that members have
-    seated: int = 0  # bitmap of the slots that are held
+    slots: int = 0  # bitmap of those that are held
     changed: int = 0  # bitmap of the slots whose first member since the newest seal lost it, or had another before
     non_empty: int = 0  # seals that counted anything
     empties: int = 0  # seals since the last of them, up to MAX_EMPTIES
@@ -106,7 +106,7 @@ class Stage:
     @property
     def settled(self) -> int:
         """Bitmap of the slots whose members make their records in the next seal."""
-        return self.seated & ~self.changed
+        return self.slots & ~self.changed
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class RunState:
 
     @property
     def complete(self) -> int:
-        return reduce(and_, (stage.seated for stage in self.stages), -1)
+        return reduce(and_, (stage.slots for stage in self.stages), -1)
 
     def stage(self, stage: int) -> Stage:
         """Raises ViewError for a run that the ledger does not know."""

@@ -25,7 +25,7 @@ from dlx.ledger.events import (
     RunOpened,
     Sealed,
     SiteEnlisted,
-    SiteSeated,
+    SitePlaced,
 )
 from dlx.ledger.typed import Domain
 from dlx.ledger.view import bitmaps, pay, runs, seals, sites, verdicts, weights
@@ -134,7 +134,7 @@ class RunView(RunState):
                 self._join(event, bool(due))
             case SiteEnlisted():
                 self.enlistments[event.account] = Enlisted(event.site, event.stage, event.until)
-            case SiteSeated():
+            case SitePlaced():
                 self._slot_site(event)
             case Left():
                 self._release(event.account, event.replica, event.stage, event.at.time)
@@ -195,7 +195,7 @@ class RunView(RunState):
 
     # ---- slots -------------------------------------------------------------------------------------------------------
 
-    def _slot_site(self, event: SiteSeated) -> None:
+    def _slot_site(self, event: SitePlaced) -> None:
         if not self.may_slot(event.site, event.replica, event.accounts, event.at.time):
             raise ViewError(f"site {event.site} cannot have taken replica {event.replica}")
         places = enumerate(event.accounts)
@@ -320,7 +320,7 @@ class RunView(RunState):
     def _sit(self, account: str, replica: int, stage: int) -> None:
         self.by_slot[replica, stage] = account
         at = self.stages[stage]
-        self.stages[stage] = replace(at, seated=at.seated | 1 << replica)
+        self.stages[stage] = replace(at, slots=at.slots | 1 << replica)
         if self.complete >> replica & 1 and self.round > self.broke.get(replica, 0) + 1:
             self.dealt[replica] = self.round  # who leaves and comes back does not put off that the replica is dealt
 
@@ -329,7 +329,7 @@ class RunView(RunState):
             self.broke[replica] = self.round
         del self.by_slot[replica, stage]
         at = self.stages[stage]
-        self.stages[stage] = replace(at, seated=at.seated & ~(1 << replica))
+        self.stages[stage] = replace(at, slots=at.slots & ~(1 << replica))
         self._change(replica, stage)
         self.vacated[replica, stage] = now
         self.returns.pop((replica, stage), None)

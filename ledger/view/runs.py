@@ -226,9 +226,9 @@ def is_dealable(state: RunState, replica: int) -> bool:
 
 def _drawn(state: RunState, replica: int, stage: int) -> int:
     """The replica with whose member of the stage that of `replica` changes places."""
-    seated = bitmaps.members(state.stages[stage].seated)
+    held = bitmaps.members(state.stages[stage].slots)
     digest = keccak(b"".join(map(word, (state.draw, state.round, replica, stage))))
-    return seated[int.from_bytes(digest, "big") % len(seated)]
+    return held[int.from_bytes(digest, "big") % len(held)]
 
 
 def counted_since_asked(state: RunState, member: Member) -> bool:

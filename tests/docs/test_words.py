@@ -25,10 +25,9 @@ class Synonym(NamedTuple):
     exempt: str = r"(?!)"
 
 
-# The contracts' names are on the chain: SiteSeated, NoFreeSeat, holderOf, and the bitmap `seated` of its stageOf. A
-# machine's own seat is logind's.
+# A machine's own seat is logind's.
 SYNONYMS = (
-    Synonym(r"\w*seat\w*", "slot", r"SiteSeated|NoFreeSeat|seated|show-seat|seat0|\w*first.seat"),
+    Synonym(r"\w*seat\w*", "slot", r"show-seat|seat0|\w*first.seat"),
     Synonym(r"holders?", "member", r"COPYRIGHT HOLDERS"),
     Synonym(r"pseudo ?gradients?|outer gradients?", "pseudo-gradient"),
     Synonym(r"(?:rpc|full|archive|blockchain) nodes?", "chain node"),
@@ -73,7 +72,7 @@ def test_a_thing_has_one_word(synonym: Synonym) -> None:
 
 def test_synonyms_are_found_and_the_contracts_names_are_not() -> None:
     seat, holder = SYNONYMS[0], SYNONYMS[1]
-    assert list(found(seat, "a slot\nits Seat\nSiteSeated(run)\nNoFreeSeat, stage.seated")) == [2]
+    assert list(found(seat, "a slot\nits Seat\n`loginctl show-seat`")) == [2]
     assert list(found(holder, "placeholder\nholderOf(run)\nthe holder of it")) == [3]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlx.ledger.events import Left, SiteSeated
+from dlx.ledger.events import Left, SitePlaced
 from dlx.node.devnet.devnet import PROGRAM, Devnet
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.keys import identity
@@ -49,10 +49,10 @@ def test_each_site_ends_up_in_one_replica(tmp_path: Path) -> None:
 
         watched = Watched(devnet)
 
-        def seated() -> bool | None:
+        def placed() -> bool | None:
             return len(watched.read().members()) == 5 or None
 
-        watched.until("everybody's slot", seated)
+        watched.until("everybody's slot", placed)
         view = watched.view
         slots = [view.slot_of(account) for account in machines]
         (replica,) = {slot[0] for slot in slots if slot is not None}
@@ -62,7 +62,7 @@ def test_each_site_ends_up_in_one_replica(tmp_path: Path) -> None:
         assert [slot is not None and slot[1] for slot in places] == [0, 1], "each asked for its own stage"
         assert len({slot[0] for slot in places if slot is not None}) == 1
         assert view.slot_of(stranger) not in (None, *slots, *places)
-        assert len(watched.of(SiteSeated)) == 2
+        assert len(watched.of(SitePlaced)) == 2
 
         watched.until_all_count()  # of both sites: the stranger is alone in its replica
 

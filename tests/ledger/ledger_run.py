@@ -191,7 +191,7 @@ def check(view: RunView, read: Any, accounts: Iterable[str], now: int | None = N
         at = view.stages[stage]
         activity, words = read("stageOf", stage)
         *plain, ever_left = activity
-        expected = [at.seated, at.changed, at.held, at.non_empty, at.empties, at.epoch, at.epoch_seals]
+        expected = [at.slots, at.changed, at.held, at.non_empty, at.empties, at.epoch, at.epoch_seals]
         assert plain == expected and (ever_left or not at.absent.verdicts_part)
         lanes = [(words[lane // 8] >> 32 * (lane % 8)) & 0xFFFFFFFF for lane in range(64)]
         for lane in bitmaps.members(at.held):
@@ -199,9 +199,9 @@ def check(view: RunView, read: Any, accounts: Iterable[str], now: int | None = N
             assert lanes[lane] == word, (stage, lane, hex(lanes[lane]), hex(word))
         if now is not None:
             pool = seals.absent_now(view, stage, now)
-            seated = sum(at.lanes.weights)
+            held = sum(at.lanes.weights)
             assert read("weightsOf", stage) == (
-                seated, pool.for_seals, pool.for_verdicts, view.vacuum(stage, now)
+                held, pool.for_seals, pool.for_verdicts, view.vacuum(stage, now)
             )  # fmt: skip
         for replica in range(view.config.max_replicas):
             assert read("holderOf", replica, stage) == (view.member_at(replica, stage) or "0x" + "0" * 40,)

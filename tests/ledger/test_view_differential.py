@@ -148,7 +148,7 @@ class Life:
             holds = view.slot_of(me) is not None
             assert (error.name == "AlreadyHolding") == holds
             full = all(view.free_slot(s, me, self.chain.now) is None for s in range(self.config.stages))
-            known = ("SealPending", "NoFreeSeat", "RunFinished", "IsConvicted")
+            known = ("SealPending", "NoFreeSlot", "RunFinished", "IsConvicted")
             assert holds or full or error.name in known, error.name
             assert (error.name == "IsConvicted") == view.is_convicted(me)
 
@@ -265,7 +265,7 @@ def test_the_view_knows_what_the_contract_knows(chain):
         kinds["forfeit"] += sum(getattr(event, "forfeit", False) for event in life.events)
         kinds["empty"] += sum(getattr(event, "count", 1) == 0 for event in life.events)
     seen = (
-        "RunCreated RunOpened Joined SiteEnlisted SiteSeated Left Moved Dealt Accused Answered Evicted Convicted Sealed"
+        "RunCreated RunOpened Joined SiteEnlisted SitePlaced Left Moved Dealt Accused Answered Evicted Convicted Sealed"
         " Reclaimed reserved forfeit empty"
     )
     assert set(seen.split()) <= set(+kinds), kinds

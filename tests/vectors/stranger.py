@@ -548,12 +548,12 @@ class Weights:
 
     def judge(self, time: int, signers: list[int], founder: bool) -> dict[str, Any]:
         """What these signatures weigh, and what there is."""
-        seated = {lane["who"]: lane["weight"] for lane in self.lanes.values()}
-        gone = sum(self.left(number, time)[0] >> 32 for number in signers if number not in seated)
+        present = {lane["who"]: lane["weight"] for lane in self.lanes.values()}
+        gone = sum(self.left(number, time)[0] >> 32 for number in signers if number not in present)
         fast, slow = (each >> 32 for each in self.pools(time))
-        lanes = sum(seated.values())
+        lanes = sum(present.values())
         vacuum = max(0, ENOUGH - lanes - max(fast, gone))
-        votes = gone + sum(seated.get(number, 0) for number in signers) + (vacuum if founder else 0)
+        votes = gone + sum(present.get(number, 0) for number in signers) + (vacuum if founder else 0)
         return {"votes": votes, "total": lanes + max(fast, gone) + vacuum, "pool": [fast, slow], "vacuum": vacuum}
 
     def seals_with(self, votes: int, total: int, late: int, quorum: list[int]) -> bool:

@@ -136,7 +136,7 @@ class Membership:
                     )
                 except Reverted as error:
                     refused = str(error)
-                    if error.name == "NoFreeSeat":
+                    if error.name == "NoFreeSlot":
                         at = await self._follower.first()
                         refused = eligibility.full(at.view, None if stage == ANY_STAGE else stage, at.head.time)
                         full.append(stage)

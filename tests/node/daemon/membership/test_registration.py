@@ -13,7 +13,7 @@ import trio
 from dlx.ledger.abi import ZERO_ACCOUNT
 from dlx.ledger.bonds import Bond
 from dlx.ledger.errors import Reverted
-from dlx.ledger.events import Accused, EventPosition, Joined, RunCreated, RunOpened, SiteEnlisted, SiteSeated
+from dlx.ledger.events import Accused, EventPosition, Joined, RunCreated, RunOpened, SiteEnlisted, SitePlaced
 from dlx.ledger.index.event_index import Head
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.typed import ANY_STAGE, Domain, Invitation, SiteMember, recover
@@ -56,7 +56,7 @@ class Ledger:
 
     def join_run(self, run: bytes, stage: int) -> tuple[int, int]:
         if stage in self.full:
-            raise Reverted("NoFreeSeat")
+            raise Reverted("NoFreeSlot")
         self.sent.append(("join", stage))
         return 0, 0
 
@@ -111,7 +111,7 @@ class Ledger:
         if found := [one for one in accounts if one in self.not_admitted]:
             raise Reverted("NotInvited", (found[0],))
         if self.full:
-            raise Reverted("NoFreeSeat")
+            raise Reverted("NoFreeSlot")
 
     def answer(self, run: bytes) -> None:
         self.sent.append(("answer",))
@@ -490,7 +490,7 @@ def test_a_machine_of_a_site_enlists_waits_for_the_others_and_has_all_placed(tmp
             await until(lambda: ledger.sent[1:] == [("join_site", 0, (ACCOUNT, OTHER))])
             slots = (ACCOUNT, OTHER)
             joined = [Joined(RUN, account, 0, stage, AT) for stage, account in enumerate(slots)]
-            follower.seen.set(two_stages(*both, SiteSeated(RUN, site.address, 0, slots, AT), *joined))
+            follower.seen.set(two_stages(*both, SitePlaced(RUN, site.address, 0, slots, AT), *joined))
         assert membership.slot == (0, 0) and membership.waiting_for is None
         assert len(ledger.sent) == 2
 

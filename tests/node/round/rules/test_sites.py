@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dlx.ledger.events import Convicted, EventPosition, Joined, Left, RunCreated, SiteEnlisted, SiteSeated
+from dlx.ledger.events import Convicted, EventPosition, Joined, Left, RunCreated, SiteEnlisted, SitePlaced
 from dlx.ledger.typed import ANY_STAGE, Domain
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
@@ -33,7 +33,7 @@ def enlist(made: RunView, *accounts: str, site: str = SITE, stage: int = ANY_STA
 
 def slot(made: RunView, replica: int, *accounts: str) -> None:
     held = {account for stage, account in enumerate(accounts) if made.member_at(replica, stage) == account}
-    made.apply(SiteSeated(RUN, SITE, replica, accounts, AT))
+    made.apply(SitePlaced(RUN, SITE, replica, accounts, AT))
     for stage, account in enumerate(accounts):
         if account not in held:
             made.apply(Joined(RUN, account, replica, stage, AT))
@@ -165,4 +165,4 @@ def test_slots_that_the_contract_cannot_have_given_are_refused(
         made.apply(Joined(RUN, STRANGER, 0, 0, later))
         replica = 0
     with pytest.raises(ViewError, match="cannot have taken replica"):
-        made.apply(SiteSeated(RUN, SITE, replica, accounts, later))
+        made.apply(SitePlaced(RUN, SITE, replica, accounts, later))
