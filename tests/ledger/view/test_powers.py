@@ -84,6 +84,24 @@ def test_the_pages_say_from_when_on_members_keep_each_other_from_being_convicted
     assert "Members with more than two fifths together keep each other from being convicted" in page("README.md")
 
 
+@pytest.mark.parametrize(("members", "share", "timeouts"), [(8, 0.0, 101), (10, 0.1, 92)])
+def test_a_founder_seals_alone_once_the_weight_of_the_absent_has_faded(
+    members: int, share: float, timeouts: int
+) -> None:
+    story = Story.staffed(members, horizon=128, quorum_numerator=5, quorum_denominator=8)
+    story.work(900, range(members))
+    own = range(round(members * share))
+    for index in range(len(own), members):
+        story.leave(index)
+
+    def may_seal(time: int) -> bool:
+        return story.view.may_seal(0, [], names(own), story.time + time, founder=True)
+
+    assert may_seal((timeouts + 1) * TIMEOUT) and not may_seal((timeouts - 1) * TIMEOUT)
+    told = f"without any weight it seals alone after {timeouts} T" if not own else f"with a tenth after {timeouts} T"
+    assert told in page("docs/threats.md")
+
+
 def test_the_pages_say_how_long_founders_are_needed() -> None:
     """With all members there: so many seals take a founder, and after so many work has earned half of all weight."""
     horizon = horizon_of(Audit().share, 8)
