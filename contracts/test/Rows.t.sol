@@ -236,7 +236,8 @@ contract RowsTest is Fixture {
         emit log_named_uint("weight of 4 part-timers of 9, per mille", theirs * 1000 / totalOf(run, 0));
     }
 
-    /// @dev Half of the weight that withholds its votes makes each round take three timeouts, and wins nothing by that.
+    /// @dev Half of the weight that withholds its votes makes each round take three timeouts. Where the other half's seals are
+    /// the first, it wins nothing by that.
     function test_halfThatWithholdsItsVotes() public {
         bytes32 run = begin(6, configOf(1, 1, 6));
         work(run, 0, who, 40);

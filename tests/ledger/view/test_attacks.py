@@ -193,7 +193,8 @@ def test_no_smallest_number_of_replicas_shields_a_liar():
     assert story.view.may_convict(0, ACCOUNTS[3], names([0, 1, 2]))
 
 
-def test_half_of_the_weight_stops_a_stage_no_longer_than_three_timeouts_and_wins_nothing():
+def test_half_of_the_weight_stops_a_stage_no_longer_than_three_timeouts_and_convicts_nobody():
+    """It stopped it for 32 and then won it. Now either half may seal: whose transaction is first decides."""
     story = Story.staffed(4)
     story.work(60, range(4))
     half, opened = names([0, 1]), story.view.opened_at
