@@ -134,6 +134,12 @@ def works_in_part(stage: Stage, number: int) -> tuple[Stage, Move]:
     return works(stage, number) if number % 8 < 2 else (stage, Move({}, []))
 
 
+def works_slowly(stage: Stage, number: int) -> tuple[Stage, Move]:
+    """What an honest member of a slow machine does: a quarter of the steps."""
+    mine = ours(stage.weights)
+    return stage, Move(dict.fromkeys(mine, STEPS // 4), mine)
+
+
 def keeps_silent(stage: Stage, number: int) -> tuple[Stage, Move]:
     """Neither works nor signs; it answers where that helps, so it keeps its slots for 8 seals and 16 more."""
     gas = GAS["answer"] * len(ours(stage.weights)) if stage.seals == 8 else 0
@@ -185,9 +191,9 @@ def breaks(stage: Stage, number: int) -> tuple[Stage, Move]:
     return stage, Move(dict.fromkeys(working, STEPS), mine, prevented=len(mine) - len(working))
 
 
-def invents(seed: int, founder: Founder, working: int = 0) -> Act:
+def invents(seed: int, founder: Founder, working: int = 0, times: int = 1) -> Act:
     """Sends noise until it is drawn, is convicted if it can be, and comes back with a new account at once. The first
-    `working` of its accounts work, and convict none of its own."""
+    `working` of its accounts work, and convict none of its own. Of steps it states so many `times` what others do."""
     chance, drawn, made = random.Random(seed), set[str](), 0
 
     def act(stage: Stage, number: int) -> tuple[Stage, Move]:
@@ -200,7 +206,8 @@ def invents(seed: int, founder: Founder, working: int = 0) -> Act:
                 made += 1
                 stage = joined(convicted(stage, account), f"xx{made}")
         stage, move = works(stage, number)
-        return stage, move._replace(gas=ACCOUNT * (made - before))
+        steps = {account: times * taken for account, taken in move.steps.items()}
+        return stage, move._replace(steps=steps, gas=ACCOUNT * (made - before))
 
     return act
 

@@ -48,6 +48,7 @@ MOST = 16384  # of horizon x replicas, by the ledger
 WORKERS: dict[str, Act] = {
     "honest": players.works,
     "part-time: 2 rounds of 8": players.works_in_part,
+    "slow: a quarter of the steps": players.works_slowly,
     "silent: neither works nor signs": players.keeps_silent,
     "blocker: works, signs last or never": players.blocks,
     "censor: a blocker that leaves signatures out": players.censors,
@@ -62,6 +63,11 @@ INVENTORS: dict[str, tuple[Callable[[Rules, int], Stage], Founder]] = {
     "born many: the founder dies after 30 rounds": (birth, lambda number: number < 30),
     "born many: the founder dies after 60 rounds": (birth, lambda number: number < 60),
 }
+OVERSTATERS: dict[str, Founder] = {
+    "overstates until drawn: works, states four times its steps": players.gone,
+    "overstates until drawn, a founder judges": there,
+}
+_REAL = {"slow: a quarter of the steps": 1 / 4}
 Row = dict[str, Any]
 
 
@@ -91,7 +97,7 @@ def main(
 def player_rows(rules: Rules, seeds: range) -> list[Row]:
     """A row a player and share of slots and compute."""
     rows = [
-        _row(name, share, contest(grown(rules, round(share * SLOTS)), act, ROUNDS), 1)
+        _row(name, share, contest(grown(rules, round(share * SLOTS)), act, ROUNDS), _REAL.get(name, 1))
         for name, act in WORKERS.items()
         for share in SHARES
     ]
@@ -100,6 +106,11 @@ def player_rows(rules: Rules, seeds: range) -> list[Row]:
             stage = start(rules, round(share * SLOTS))
             played = [contest(stage, invents(seed, founder), ROUNDS, founder) for seed in seeds]
             rows.append(_row(name, share, worst(played), 0))
+    for name, founder in OVERSTATERS.items():
+        for share in SHARES:
+            stage = entered(rules, round(share * SLOTS))
+            played = [contest(stage, invents(seed, founder, times=4), ROUNDS, founder) for seed in seeds]
+            rows.append(_row(name, share, worst(played), 1))
     for share in SHARES:
         mine = round(share * SLOTS)
         played = [contest(grown(rules, mine), invents(seed, there, mine // 2), ROUNDS, there) for seed in seeds]
@@ -108,7 +119,7 @@ def player_rows(rules: Rules, seeds: range) -> list[Row]:
 
 
 def _row(name: str, share: float, got: Played, real: float) -> Row:
-    """`real`: which part of its records is work."""
+    """`real`: which part of a record of it is work."""
     return {"player": name, "share": share} | asdict(got) | {"work": got.work * real}
 
 

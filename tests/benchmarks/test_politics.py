@@ -20,7 +20,7 @@ from benchmarks.players import (
     part,
     there,
 )
-from benchmarks.politics import INVENTORS, OF_ACCOUNTS, SHARES, WORKERS, without
+from benchmarks.politics import INVENTORS, OF_ACCOUNTS, OVERSTATERS, SHARES, WORKERS, without
 from benchmarks.tables import RESULTS
 from benchmarks.weight import BY_SEALS, Rules, Stage, joined, left, seal, takes, total, weight_of
 from dlx.ledger.view.weights import FULL
@@ -167,6 +167,7 @@ def test_the_results_are_of_these_rules_and_players() -> None:
     assert results["rules"] == {**rules, "quorum": list(rules["quorum"])}
     known = {(row["player"], row["share"]) for row in results["players"]}
     assert {(name, share) for name in WORKERS for share in SHARES} <= known
+    assert {(name, share) for name in OVERSTATERS for share in SHARES} <= known
     assert {(name, share) for name in INVENTORS for share in OF_ACCOUNTS} <= known
 
 
