@@ -7,11 +7,13 @@ changed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,12 +57,14 @@ from dlx.training.codecs.base import CodecError
 from dlx.training.data.dealing import Dealing
 from dlx.training.data.order import SampleOrder
 from dlx.training.models import weights
-from dlx.training.outer.arithmetic import approach
+from dlx.training.outer.arithmetic import approach, rounded
 from dlx.training.outer.average import members
+from dlx.training.outer.payloads import Payload
 from dlx.training.outer.policy import disagreement, measure, multipliers
 from dlx.training.outer.step import outer_step, parts
 from dlx.training.recipe.recipe import Average, Outer, Stop
 from dlx.training.recipe.recipe import Plan as CodecPlan
+from dlx.training.slot.change import Difference
 from tests.vectors import auditing, slots
 from tests.vectors.auditing import digest_of, plain
 
@@ -76,6 +80,7 @@ def content() -> dict[str, Any]:
         "codecs.json": _codecs(),
         "codes.json": _codes(),
         "outer.json": _outer(),
+        "start.json": _start(),
         "policy.json": _policy(),
         "average.json": _average(),
         "files.json": _files(),
@@ -528,6 +533,31 @@ def _outer() -> list[dict[str, Any]]:
         outer = Outer(lr=lr, momentum=momentum, nesterov=nesterov)
         after = outer_step(version, before, gradients, its_parts, outer)
         found.append(case | {"next": _tensors(version), "momentum_after": after and _tensors(dict(after))})
+    return found
+
+
+def _start() -> list[dict[str, Any]]:
+    """What a round with delay 1 starts from: a version less alpha times the own payload of the round before.
+    It is as large as the version, so that each rounding shows."""
+    generator, found = np.random.default_rng(5), list[dict[str, Any]]()
+    for alpha, kind, plan in ((0.3, "int4", CodecPlan(4, 0, 10)), (1.0, "ternary", CodecPlan(2, 0, 10))):
+        version, change = (
+            {name: generator.standard_normal(size).astype(np.float32) for name, size in (("a", 5), ("b", 4))}
+            for _ in range(2)
+        )
+        shapes, payload = {name: one.shape for name, one in version.items()}, codec(kind).encode(change, plan)
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / hashlib.sha256(payload).hexdigest()
+            path.write_bytes(payload)
+            whole = SimpleNamespace(read_into=lambda out, name, start=0, version=version: np.copyto(out, version[name]))
+            begun = Difference(whole, Payload(codec(kind), shapes, path, plan), rounded(alpha))
+            start = {name: np.empty_like(values) for name, values in version.items()}
+            for name, values in start.items():
+                begun.read_into(values, name)
+        found.append(
+            {"alpha": alpha, "codec": kind, "level": plan.level, "rank": plan.rank, "payload": payload.hex()}
+            | {"version": _tensors(version), "start": _tensors(start), "sha256": weights.weights_hash(start).hex()}
+        )
     return found
 
 

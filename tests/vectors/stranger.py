@@ -371,6 +371,11 @@ def outer(
     return [single(v - single(s * single(lr))) for v, s in zip(version, step, strict=True)], momentum
 
 
+def start(version: list[float], payload: list[float], alpha: float) -> list[float]:
+    """One tensor of the weights that a round with delay starts from."""
+    return [single(v - single(g * single(alpha))) for v, g in zip(version, payload, strict=True)]
+
+
 def mean(versions: list[list[float]]) -> list[float]:
     """One tensor of the published average."""
     found = versions[0]

@@ -118,6 +118,16 @@ def test_a_stranger_takes_the_same_outer_step(case: dict[str, Any]) -> None:
     assert _hex(s.parts(case["inner_steps"], case["multipliers"])) == case["parts"]
 
 
+@pytest.mark.parametrize("case", FILES["start.json"], ids=lambda case: case["codec"])
+def test_a_stranger_starts_from_the_same_weights(case: dict[str, Any]) -> None:
+    shapes = {name: tensor["shape"] for name, tensor in case["version"].items()}
+    sent = s.decode(case["codec"], case["level"], case["rank"], shapes, bytes.fromhex(case["payload"]))
+    found = {name: s.start(_values(one), sent[name][1], case["alpha"]) for name, one in case["version"].items()}
+    assert {name: _hex(values) for name, values in found.items()} == {n: t["data"] for n, t in case["start"].items()}
+    file = s.canonical({name: (shapes[name], values) for name, values in found.items()})
+    assert hashlib.sha256(file).hexdigest() == case["sha256"]
+
+
 @pytest.mark.parametrize("name", ["clip", "clip+cosine"])
 @pytest.mark.parametrize("case", FILES["policy.json"], ids=lambda case: case["name"])
 def test_a_stranger_seals_and_signs_the_same_multipliers(case: dict[str, Any], name: str) -> None:
