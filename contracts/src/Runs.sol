@@ -53,8 +53,8 @@ struct Progress {
 
 struct Replica {
     uint8 held; // slots
-    uint32 since; // the open round when it was last dealt or became complete after a break
-    uint32 brokenRound; // the open round when it was last complete
+    uint32 since; // the open round when it was last dealt, or became complete, after a break or the first time
+    uint32 broken; // 1 + the open round when it was last complete; 0: it never was
 }
 
 /// @dev One word.
@@ -534,7 +534,7 @@ library Runs {
         if (++slots.held < r.terms.stages) return;
         r.progress.complete |= uint64(1 << replica);
         // Whoever leaves and comes back does not put off that the replica is dealt.
-        if (r.progress.openRound > slots.brokenRound + 1) slots.since = r.progress.openRound;
+        if (slots.broken == 0 || r.progress.openRound > slots.broken) slots.since = r.progress.openRound;
     }
 
     function _stand(Run storage r, Stage storage s, uint256 replica) private {
@@ -543,7 +543,7 @@ library Runs {
         s.activity.held &= ~uint64(1 << replica);
         s.returns_[replica] = Return(address(0), uint40(block.timestamp));
         Replica storage slots = r.replicas[replica];
-        if (slots.held == r.terms.stages) slots.brokenRound = r.progress.openRound;
+        if (slots.held == r.terms.stages) slots.broken = r.progress.openRound + 1;
         --slots.held;
         r.progress.complete &= ~uint64(1 << replica);
     }

@@ -321,7 +321,7 @@ class RunView(RunState):
         self.by_slot[replica, stage] = account
         at = self.stages[stage]
         self.stages[stage] = replace(at, slots=at.slots | 1 << replica)
-        if self.complete >> replica & 1 and self.round > self.broke.get(replica, 0) + 1:
+        if self.complete >> replica & 1 and (replica not in self.broke or self.round > self.broke[replica] + 1):
             self.dealt[replica] = self.round  # who leaves and comes back does not put off that the replica is dealt
 
     def _stand(self, replica: int, stage: int, now: int) -> None:

@@ -7,10 +7,13 @@ changed.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +26,7 @@ from dlx.ledger.keys import account_of, sign
 from dlx.ledger.typed import (
     FALSE,
     WITHHELD,
+    Agreement,
     Contribution,
     Domain,
     Evaluation,
@@ -41,7 +45,8 @@ from dlx.ledger.typed import (
 )
 from dlx.ledger.view.run_view import RunView
 from dlx.ledger.view.runs import free_slot
-from dlx.ledger.view.seals import absent_now
+from dlx.ledger.view.seals import absent_now, fraction
+from dlx.ledger.view.weights import Lanes, shares
 from dlx.node.round.challenges.draw import checkers, draw, seed_of
 from dlx.node.round.challenges.evaluation import evaluation_of
 from dlx.node.round.rules.pace import Pace
@@ -52,13 +57,15 @@ from dlx.training.codecs.base import CodecError
 from dlx.training.data.dealing import Dealing
 from dlx.training.data.order import SampleOrder
 from dlx.training.models import weights
-from dlx.training.outer.arithmetic import approach
+from dlx.training.outer.arithmetic import approach, rounded
 from dlx.training.outer.average import members
+from dlx.training.outer.payloads import Payload
 from dlx.training.outer.policy import disagreement, measure, multipliers
 from dlx.training.outer.step import outer_step, parts
 from dlx.training.recipe.recipe import Average, Outer, Stop
 from dlx.training.recipe.recipe import Plan as CodecPlan
-from tests.vectors import auditing
+from dlx.training.slot.change import Difference
+from tests.vectors import auditing, slots
 from tests.vectors.auditing import digest_of, plain
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "vectors"
@@ -73,6 +80,7 @@ def content() -> dict[str, Any]:
         "codecs.json": _codecs(),
         "codes.json": _codes(),
         "outer.json": _outer(),
+        "start.json": _start(),
         "policy.json": _policy(),
         "average.json": _average(),
         "files.json": _files(),
@@ -83,6 +91,7 @@ def content() -> dict[str, Any]:
         "pace.json": _pace(),
         "sharing.json": _sharing(),
         "weights.json": _weights(),
+        "slots.json": slots.content(),
         **auditing.content(),
     }
 
@@ -117,6 +126,8 @@ def _statements() -> dict[str, Any]:
         for finding, key in ((WITHHELD, KEYS[2]), (FALSE, KEYS[0]))  # their accounts ascend
     ]
     digest, member = seal.digest(domain), SiteMember(run, makers[0])
+    agreement = Agreement(run, 7, 1, 0, digest_of("recorded"))
+    timings = ((0, 5), (5, 0), (4000, 10), (200, 1), (1000, 14), (1000, 15), (1000, 25), (100, 254), (100, 300))
     signed = {makers[0]: (0, sign(digest, KEYS[1]))}
     return {
         "chain_id": domain.chain_id,
@@ -172,92 +183,147 @@ def _statements() -> dict[str, Any]:
             "nonce": 3,
             "digest": registration_digest(domain.chain_id, domain.ledger, makers[0], 3).hex(),
         },
+        "agreement": plain(vars(agreement)) | {"digest": agreement.digest(domain).hex()},
+        "exchanges": [
+            [compute, waited, replace(made[0], compute_ms=compute, exchange_ms=waited).exchange]
+            for compute, waited in timings
+        ],
     }
 
 
 def _weights() -> dict[str, Any]:
     """What becomes of the weights of a stage in 40 rounds: work of different sizes, an empty seal, members that come,
     leave, are counted after that and return, and rounds that are late. Members are numbers."""
-    domain, run = Domain(31337, checksum(bytes(range(20)))), digest_of("run")
-    terms: dict[str, Any] = dict(
-        manifest=digest_of("manifest"), rounds=40, stages=1, min_replicas=3, max_replicas=8, quorum_numerator=5,
-        quorum_denominator=8, horizon=8, min_round_time=10, round_timeout=60, eviction_time=60, max_inner_steps=100,
-        start_time=0, tokens_per_step=64, invited=False, bond=0, outer=bytes(32),
-    )  # fmt: skip
-    accounts = [account_of(bytes(31) + bytes([number])) for number in range(1, 7)]
-    founder, view, events, time = account_of(KEYS[2]), RunView(run, domain), list[dict[str, Any]](), 1000
+    whole, halved = _Stage(60), _Stage(3600)
+    _forty_rounds(whole)
+    _half_a_weight(halved)
+    return {
+        "horizon": 8, "quorum": [5, 8], "round_timeout": 60, "events": whole.events,
+        "halved": {"round_timeout": 3600, "events": halved.events},
+        "alone": _alone(),
+    }  # fmt: skip
 
-    def tell(kind: Any, *said: Any) -> None:
-        view.apply(kind(run, *said, EventPosition(len(events) + 1, bytes(32), 0, bytes(32), time)))
 
-    def join(number: int) -> None:
-        tell(Joined, accounts[number], free_slot(view, 0, accounts[number], time), 0)
-        events.append({"time": time, "join": number})
+class _Stage:
+    """The only one of a run. Members are numbers."""
 
-    def leave(number: int) -> None:
-        tell(Left, accounts[number], *(view.slot_of(accounts[number]) or ()))
-        events.append({"time": time, "leave": number})
+    def __init__(self, timeout: int) -> None:
+        self.view = RunView(digest_of("run"), Domain(31337, checksum(bytes(range(20)))))
+        self.accounts = [account_of(bytes(31) + bytes([number])) for number in range(1, 7)]
+        self.events, self.time, founder = list[dict[str, Any]](), 1000, account_of(KEYS[2])
+        terms: dict[str, Any] = dict(
+            manifest=digest_of("manifest"), rounds=40, stages=1, min_replicas=3, max_replicas=8, quorum_numerator=5,
+            quorum_denominator=8, horizon=8, min_round_time=10, round_timeout=timeout, eviction_time=60,
+            max_inner_steps=100, start_time=0, tokens_per_step=64, invited=False, bond=0, outer=bytes(32),
+        )  # fmt: skip
+        self.tell(RunCreated, founder, RunConfig(**terms), "weights", (digest_of("genesis"),), (founder,))
+        for number in range(3):
+            self.join(number)
+        self.tell(RunOpened, self.time)
 
-    def ask(*signers: int, by_founder: bool = False) -> None:
-        signed = [accounts[number] for number in signers]
-        found, pool = view.weigh(0, (), signed, time, by_founder), absent_now(view, 0, time)
+    def tell(self, kind: Any, *said: Any) -> None:
+        at = EventPosition(len(self.events) + 1, bytes(32), 0, bytes(32), self.time)
+        self.view.apply(kind(self.view.run, *said, at))
+
+    def join(self, number: int) -> None:
+        account = self.accounts[number]
+        self.tell(Joined, account, free_slot(self.view, 0, account, self.time), 0)
+        self.events.append({"time": self.time, "join": number})
+
+    def leave(self, number: int) -> None:
+        account = self.accounts[number]
+        self.tell(Left, account, *(self.view.slot_of(account) or ()))
+        self.events.append({"time": self.time, "leave": number})
+
+    def ask(self, *signers: int, by_founder: bool = False) -> dict[str, Any]:
+        view, time = self.view, self.time
+        signed = [self.accounts[number] for number in signers]
+        found, pool = view.weigh(0, signed[:1], signed, time, by_founder), absent_now(view, 0, time)
+        vacuum = view.weigh(0, (), signed, time, True).votes - view.weigh(0, (), signed, time, False).votes
         late = max(0, time - view.round_opened_at - view.config.round_timeout)
         asked = {
             "time": time, "signers": signers, "founder": by_founder, "late": late, "votes": found.votes,
-            "total": found.total, "vacuum": view.vacuum(0, time), "pool": [pool.for_seals, pool.for_verdicts],
-            "needed": view.needed(0, time), "needed_against_0": view.verdicts_needed(0, accounts[0]),
+            "total": found.total, "vacuum": vacuum, "pool": [pool.for_seals, pool.for_verdicts],
+            "needed": view.needed(0, time), "needed_against_0": view.verdicts_needed(0, self.accounts[0]),
+            "in_time": bool(signers) and found.makers >= fraction(view.config, found.total),
         }  # fmt: skip
-        events.append(asked)
+        self.events.append(asked)
+        return asked
 
-    def seal(**steps: int) -> None:
-        round, plan = view.next_round(0), Plan(4, 0, 100)
+    def seal(self, **steps: int) -> None:
+        view, round, plan = self.view, self.view.next_round(0), Plan(4, 0, 100)
         counted = {int(name[1:]): taken for name, taken in steps.items()}
         makers = {view.maker(replica, 0): replica for replica in range(8)}
-        records = sorted((makers[accounts[number]], number) for number in counted)
+        records = sorted((makers[self.accounts[number]], number) for number in counted)
         made = tuple(Record(replica, digest_of("s"), 0, counted[number], 0, 32768) for replica, number in records)
         some, none = digest_of("weights"), bytes(32)
         hashes = (some, none, some, none) if made else (none, none, none, none)
         entry = bytes([192]) + bytes(65)  # as if a founder had signed it
-        tell(Sealed, 0, round, digest_of(f"seal {round}"), Outcome(*hashes, 100, plan), made, entry)
+        self.tell(Sealed, 0, round, digest_of(f"seal {round}"), Outcome(*hashes, 100, plan), made, entry)
         lanes = view.stages[0].lanes
-        held = {number: view.member(one).lane for number, one in enumerate(accounts) if view.member(one).holds}
+        held = {number: view.member(one).lane for number, one in enumerate(self.accounts) if view.member(one).holds}
         after = {
             number: [lane, lanes.weights[lane], lanes.pay[lane], lanes.ages[lane]] for number, lane in held.items()
         }
         counts = [[number, counted[number]] for _, number in records]
-        events.append({"time": time, "round": round, "seal": counts, "lanes": after})
+        self.events.append({"time": self.time, "round": round, "seal": counts, "lanes": after})
 
-    tell(RunCreated, founder, RunConfig(**terms), "weights", (digest_of("genesis"),), (founder,))
-    for number in range(3):
-        join(number)
-    tell(RunOpened, time)
-    ask(0, 1, 2)
-    ask(by_founder=True)
+
+def _forty_rounds(stage: _Stage) -> None:
+    stage.ask(0, 1, 2)
+    stage.ask(by_founder=True)
     for round in range(40):
-        time += 60 if round % 7 else 60 * (3 + round)
+        stage.time += 60 if round % 7 else 60 * (3 + round)
         if round == 5:
-            join(3)
+            stage.join(3)
         if round in (9, 30):
-            leave(1)
+            stage.leave(1)
         if round == 12:
-            join(4)  # in the lane of 1
+            stage.join(4)  # in the lane of 1
         if round == 18:
-            leave(2)
+            stage.leave(2)
         if round in (20, 33):
-            join(1)
+            stage.join(1)
         if round == 30:
-            join(5)
-            leave(5)
-        ask(0, 1, by_founder=round < 3)
-        ask(1, 2, 3)
+            stage.join(5)
+            stage.leave(5)
+        stage.ask(0, 1, by_founder=round < 3)
+        stage.ask(1, 2, 3)
         took = {"_0": 100, "_1": 40 + round, "_2": 7 * round + 1, "_3": 99, "_4": 50}
-        sitting = {f"_{number}" for number, one in enumerate(accounts) if view.member(one).holds}
+        sitting = {f"_{number}" for number, one in enumerate(stage.accounts) if stage.view.member(one).holds}
         sitting |= {"_1"} if round == 9 else set()  # whose work counts although it left
         sitting -= {"_0"} if 22 <= round < 28 else set()
-        seal(**({} if round == 14 else {name: min(100, steps) for name, steps in took.items() if name in sitting}))
-    return {
-        "horizon": 8, "quorum": [5, 8], "round_timeout": 60, "events": events,
-    }  # fmt: skip
+        stage.seal(
+            **({} if round == 14 else {name: min(100, steps) for name, steps in took.items() if name in sitting})
+        )
+
+
+def _half_a_weight(stage: _Stage) -> None:
+    """After 64 round timeouts half of an absent weight is left, exactly. The pool was rounded between, and has less."""
+    timeout = stage.view.config.round_timeout
+    stage.time += timeout
+    stage.seal(_0=100, _1=1, _2=99)
+    stage.leave(1)
+    stage.time += timeout
+    stage.leave(0)
+    stage.join(0)
+    stage.time += 63 * timeout
+    stage.ask(0, by_founder=True)
+    asked, seated = stage.ask(1, 0, by_founder=True), sum(stage.view.stages[0].lanes.weights)
+    assert asked["total"] - asked["vacuum"] - seated == asked["pool"][0] + 1, "the signers have more than the pool"
+
+
+def _alone() -> dict[str, list[int]]:
+    """What comes of two lanes after so many seals, the first of which counts both alike, all others the first lane
+    alone: weight and age of each."""
+    lanes, found = Lanes.of(2), dict[str, list[int]]()
+    for seals in range(120):
+        counted = [0, 1] if not seals else [0]
+        lanes = lanes.sealed(seals, 8, dict(zip(counted, shares([100] * len(counted), seals, 8), strict=True)))
+        if seals + 1 in (1, 2, 15, 16, 17, 40) or seals >= 104:
+            found[str(seals + 1)] = [*lanes.weights, *lanes.ages]
+    assert max(max(one) for one in found.values()) == 65535
+    return found
 
 
 def _codecs() -> list[dict[str, Any]]:
@@ -289,8 +355,8 @@ def _codecs() -> list[dict[str, Any]]:
 
 
 def _codes() -> list[dict[str, Any]]:
-    """Small parts whose codes are written out, and what is refused beside them: of `lowrank` the sign and the order of
-    components, of `topk` the places of values that are none."""
+    """Small parts whose codes are written out, and what is refused beside them. Of `lowrank` these are the sign and the
+    order of components, and exponents too large; of `topk` the places of values that are none."""
     name, found = "model.layers.0.mlp.up_proj.weight", list[dict[str, Any]]()
 
     def decoded(kind: str, shape: tuple[int, ...], plan: CodecPlan, payload: bytes) -> Tensors:
@@ -315,8 +381,9 @@ def _codes() -> list[dict[str, Any]]:
         )
 
     def factors(exponents: list[int], components: list[list[int]], rest: int) -> bytes:
-        """`rest` fills the last byte."""
-        nibbles = [code % 16 for component in components for code in component] + [rest]
+        """`rest` fills the last byte, where anything is left of it."""
+        nibbles = [code % 16 for component in components for code in component]
+        nibbles += [rest] * (len(nibbles) % 2)
         pairs = zip(nibbles[::2], nibbles[1::2], strict=True)
         return bytes(one % 256 for one in exponents) + bytes(low | high << 4 for low, high in pairs)
 
@@ -337,6 +404,60 @@ def _codes() -> list[dict[str, Any]]:
             "padding that is not zero": {"rest": 1},
         })  # fmt: skip
 
+    # The highest exponent, and the widest spread that four components may have.
+    limits, other = [100, 56, 56, 0], [1, 0, -3, 2, 5, -4, 0, 7]
+    add("lowrank", (4, 4), CodecPlan(4, 4, 10), factors,
+        {"exponents": limits, "components": [other, [*first, 1], [*second, 0], [0] * 8], "rest": 0},
+        {
+            "an exponent above 100": {"exponents": [101, 57, 57, 0]},
+            "exponents too far apart": {"exponents": [100, 55, 55, 0]},
+        })  # fmt: skip
+
+    def groups(scales: list[float], codes: list[int], rest: int, bits: int = 4) -> bytes:
+        """One group. `rest` is the last code of its padding."""
+        padded = [*codes, *[0] * (127 - len(codes)), rest]
+        data = sum(code % (1 << bits) << bits * index for index, code in enumerate(padded))
+        return np.array(scales, "<f2").tobytes() + data.to_bytes(16 * bits, "little")
+
+    def wide(**parts: Any) -> bytes:
+        return groups(**parts, bits=8)
+
+    # As factors this matrix would take as many bytes as it does so.
+    codes = [7 * index % 15 - 7 for index in range(100)]
+    add("lowrank", (10, 10), CodecPlan(4, 6, 10), groups, {"scales": [0.25], "codes": codes, "rest": 0}, {
+        "a code of -8": {"codes": [-8, *codes[1:]]},
+    })  # fmt: skip
+    scaled: dict[str, dict[str, Any]] = {
+        "a negative scale": {"scales": [-0.5]},
+        "a scale of -0.0": {"scales": [-0.0], "codes": [0, 0, 0]},
+        "an infinite scale": {"scales": [math.inf]},
+        "a scale that is no number": {"scales": [math.nan]},
+        "a scale of zero with codes": {"scales": [0.0]},
+    }
+    add("int4", (3,), CodecPlan(4, 0, 10), groups, {"scales": [0.5], "codes": [7, -3, 0], "rest": 0}, scaled | {
+        "a code of -8": {"codes": [7, -8, 0]},
+        "a scale without a code of 7 or -7": {"codes": [6, -3, 0]},
+        "padding that is not zero": {"rest": 1},
+    })  # fmt: skip
+    add("int4", (3,), CodecPlan(8, 0, 10), wide, {"scales": [0.5], "codes": [-127, 3, 0], "rest": 0}, {
+        "a code of -128": {"codes": [127, -128, 0]},
+        "a scale without a code of 127 or -127": {"codes": [-126, 3, 0]},
+    })  # fmt: skip
+
+    def digits(scales: list[float], codes: list[int], rest: int) -> bytes:
+        """Five to a byte. `rest` is the last one of the last byte."""
+        fives = [[*codes, 0, 0, rest][start : start + 5] for start in range(0, len(codes) + 3, 5)]
+        numbers = [sum(digit * 3**index for index, digit in enumerate(five)) for five in fives]
+        return np.array(scales, "<f2").tobytes() + bytes(numbers)
+
+    ternary: dict[str, Any] = {"scales": [0.5], "codes": [0, 1, 2, 0, 2, 1, 1], "rest": 0}
+    add("ternary", (7,), CodecPlan(2, 0, 10), digits, ternary, scaled | {
+        "a scale of -0.0": {"scales": [-0.0], "codes": [0] * 7},
+        "a scale without digits": {"codes": [0] * 7},
+        "a byte above 242": {"codes": [1, 0, 0, 0, 3, 1, 1]},
+        "a digit after the last value": {"rest": 1},
+    })  # fmt: skip
+
     def kept(magnitudes: list[float], places: list[int], codes: list[int], rest: int) -> bytes:
         """Of one chunk of 512 values, 4 kept: 2 high bits and 7 low ones of a place. `rest` fills the last byte."""
         marks = sum(1 << (place >> 7) + index for index, place in enumerate(places))
@@ -349,6 +470,7 @@ def _codes() -> list[dict[str, Any]]:
     add("topk", (16, 32), CodecPlan(2, 32, 10), kept, full, {
         "low above high": {"magnitudes": [1.75, 1.5]},
         "a negative magnitude": {"magnitudes": [-0.25, 1.5]},
+        "an infinite magnitude": {"magnitudes": [0.25, math.inf]},
         "low is not zero and not used": {"codes": [3, 1, 1, 3]},
         "high is not zero and not used": {"codes": [2, 0, 0, 2]},
         "places not ascending": {"places": [3, 201, 200, 511]},
@@ -369,40 +491,79 @@ def _outer() -> list[dict[str, Any]]:
     generator = np.random.default_rng(2)
     unequal, long = (10, 7, 10), (100_000, 99_999, 6_250)
     cases = (
-        (0.8, 0.0, False, unequal, (32768, 32768, 20001)),
-        (0.7, 0.9, True, unequal, (32768, 32768, 20001)),
-        (1.0, 0.5, False, unequal, (32768, 32768, 20001)),
-        (1.0, 0.0, False, unequal, (32768, 0, 20001)),  # what is dropped takes nothing from the others
-        (0.7, 0.9, True, unequal, (0, 0, 0)),
-        (1.0, 0.0, False, long, (32768, 32767, 32768)),  # numbers beyond 64 bits
+        (0.8, 0.0, False, unequal, (32768, 32768, 20001), 0.01),
+        (0.7, 0.9, True, unequal, (32768, 32768, 20001), 0.01),
+        (1.0, 0.5, False, unequal, (32768, 32768, 20001), 0.01),
+        (1.0, 0.0, False, unequal, (32768, 0, 20001), 0.01),  # what is dropped takes nothing from the others
+        (0.7, 0.9, True, unequal, (0, 0, 0), 0.01),
+        (1.0, 0.0, False, long, (32768, 32767, 32768), 0.01),  # numbers beyond 64 bits
+        # Changes as large as the version, where each rounding shows; and the longest contribution is dropped.
+        (0.7, 0.9, True, unequal, (32768, 32768, 20001), 1.0),
+        (0.8, 0.0, False, (100, 7, 10), (0, 32768, 20001), 1.0),
+        (0.7, 0.9, False, unequal, (32768, 20001, 32768), CodecPlan(2, 0, 10)),
+        (0.7, 0.9, True, unequal, (20001, 32768, 32768), CodecPlan(2, 32, 10)),
     )
     found = []
-    for lr, momentum, nesterov, steps, by in cases:
+    for lr, momentum, nesterov, steps, by, size in cases:
         version = {"a": generator.standard_normal((2, 3)), "b": generator.standard_normal(4)}
         version = {name: values.astype(np.float32) for name, values in version.items()}
         before = {name: (values * 0.1).astype(np.float32) for name, values in version.items()} if momentum else None
-        gradients = [
+        gradients: list[Tensors] = [
             {
-                name: (generator.standard_normal(values.shape) * 0.01).astype(np.float32)
+                name: (generator.standard_normal(values.shape) * (size if isinstance(size, float) else 1)).astype(
+                    np.float32
+                )
                 for name, values in version.items()
             }
             for _ in steps
         ]
+        sent: dict[str, Any] = {}
+        if isinstance(size, CodecPlan):
+            kind, shapes = "topk" if size.rank else "ternary", {name: one.shape for name, one in version.items()}
+            payloads = [codec(kind).encode(one, size) for one in gradients]
+            gradients = [codec(kind).decode_arrays(one, shapes, size) for one in payloads]
+            sent = {"codec": kind, "level": size.level, "rank": size.rank, "payloads": [one.hex() for one in payloads]}
         its_parts = parts(steps, by)
         case: dict[str, Any] = {
             "lr": lr, "momentum": momentum, "nesterov": nesterov, "inner_steps": steps, "multipliers": by,
             "parts": np.array(its_parts, "<f4").tobytes().hex(),
             "version": _tensors(version), "momentum_before": before and _tensors(before),
             "gradients": [_tensors(one) for one in gradients],
-        }  # fmt: skip
+        } | sent  # fmt: skip
         outer = Outer(lr=lr, momentum=momentum, nesterov=nesterov)
         after = outer_step(version, before, gradients, its_parts, outer)
         found.append(case | {"next": _tensors(version), "momentum_after": after and _tensors(dict(after))})
     return found
 
 
+def _start() -> list[dict[str, Any]]:
+    """What a round with delay 1 starts from: a version less alpha times the own payload of the round before.
+    It is as large as the version, so that each rounding shows."""
+    generator, found = np.random.default_rng(5), list[dict[str, Any]]()
+    for alpha, kind, plan in ((0.3, "int4", CodecPlan(4, 0, 10)), (1.0, "ternary", CodecPlan(2, 0, 10))):
+        version, change = (
+            {name: generator.standard_normal(size).astype(np.float32) for name, size in (("a", 5), ("b", 4))}
+            for _ in range(2)
+        )
+        shapes, payload = {name: one.shape for name, one in version.items()}, codec(kind).encode(change, plan)
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / hashlib.sha256(payload).hexdigest()
+            path.write_bytes(payload)
+            whole = SimpleNamespace(read_into=lambda out, name, start=0, version=version: np.copyto(out, version[name]))
+            begun = Difference(whole, Payload(codec(kind), shapes, path, plan), rounded(alpha))
+            start = {name: np.empty_like(values) for name, values in version.items()}
+            for name, values in start.items():
+                begun.read_into(values, name)
+        found.append(
+            {"alpha": alpha, "codec": kind, "level": plan.level, "rank": plan.rank, "payload": payload.hex()}
+            | {"version": _tensors(version), "start": _tensors(start), "sha256": weights.weights_hash(start).hex()}
+        )
+    return found
+
+
 def _policy() -> list[dict[str, Any]]:
-    """Contributions of one seal: steps, payloads of two numbers, what is sealed, and seals that nobody may sign."""
+    """Contributions of one seal: steps, payloads of a few numbers, what is sealed, what else may be signed, and what
+    nobody may sign."""
     cases = {
         "equals": ([10, 10, 10], [(3.0, 4.0), (4.0, 3.0), (5.0, 0.0)]),
         "one is ten times as long": ([10, 10, 10], [(3.0, 4.0), (40.0, 30.0), (5.0, 0.0)]),
@@ -412,7 +573,13 @@ def _policy() -> list[dict[str, Any]]:
         "of four one is dropped at most": ([1, 1, 1, 1], [(1.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (-1.0, 0.0)]),
         "of two nobody is": ([1, 1], [(1.0, 0.0), (-1.0, 0.0)]),
         "zeros": ([1, 1, 1], [(0.0, 0.0), (0.0, 0.0), (1.0, 0.0)]),
-    }
+        "of two one is five times as long": ([10, 20], [(3.0, 4.0), (-30.0, 40.0)]),
+        "of two nearly equal cosines the first, though the second is lower": (
+            [1, 1, 1, 1], [(1.0, 0.0, 0.0), (-1.0, 3.0, 0.0), (-1.0001, 0.0, 3.0), (1.0, 0.0, 0.0)],
+        ),
+        "a cosine just above the threshold": ([1, 1, 1], [(1.0, 0.0), (1.0, 0.0), (5e-5, 1.0)]),
+        "a cosine just below it": ([1, 1, 1], [(1.0, 0.0), (1.0, 0.0), (-5e-5, 1.0)]),
+    }  # fmt: skip
     found = []
     for name, (steps, payloads) in cases.items():
         products = np.array(payloads) @ np.array(payloads).T
@@ -420,9 +587,13 @@ def _policy() -> list[dict[str, Any]]:
         for policy in ("clip", "clip+cosine"):
             measured = measure(policy, steps, products.tolist())
             sealed = multipliers(measured)
-            others = [(*sealed[:at], one + by, *sealed[at + 1 :]) for at, one in enumerate(sealed) for by in (-1, 1)]
-            wrong = [one for one in others if min(one) >= 0 and disagreement(measured, one)]
-            case[policy] = {"multipliers": sealed, "refused": wrong}
+            instead = [(at, other) for at, one in enumerate(sealed) for other in {one - 1, one + 1, 0, 32768} - {one}]
+            others = [(*sealed[:at], other, *sealed[at + 1 :]) for at, other in sorted(instead) if other >= 0]
+            case[policy] = {
+                "multipliers": sealed,
+                "signed": [one for one in others if not disagreement(measured, one)],
+                "refused": [one for one in others if disagreement(measured, one)],
+            }
         found.append(case)
     return found
 

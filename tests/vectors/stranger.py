@@ -25,6 +25,7 @@ REPORT = b"Report(bytes32 run,uint32 round,uint16 stage,uint64 made,bytes32[] ho
 VERDICT = (
     b"Verdict(bytes32 run,uint16 stage,uint32 round,address account,bytes32 statement,uint8 finding,bytes32 report)"
 )
+AGREEMENT = b"Agreement(bytes32 run,uint32 round,uint16 replica,uint16 stage,bytes32 recorded)"
 EVALUATION_TYPE = keccak(
     b"Evaluation(bytes32 run,uint32 version,uint16 replica,uint16 stage,bytes32 previous,bytes32 activations,"
     b"uint64 sum,uint32 count)"
@@ -84,6 +85,11 @@ def contribution_digest(domain: bytes, run: bytes, round: int, stage: int, data:
     loss, steps, percent, _ = struct.unpack(">IIBH", data[33:])
     words = [run, round, stage, data[0], data[1:33], loss, steps, percent]
     return digest(domain, keccak(keccak(CONTRIBUTION) + b"".join(map(word, words))))
+
+
+def agreement_digest(domain: bytes, said: dict[str, Any]) -> bytes:
+    words = [said[name] for name in ("run", "round", "replica", "stage", "recorded")]
+    return digest(domain, keccak(keccak(AGREEMENT) + b"".join(map(word, words))))
 
 
 def verdict_digest(
@@ -183,15 +189,28 @@ def _int4(data: bytes, count: int, level: int) -> tuple[list[float], bytes]:
     groups = -(-count // 128)
     size = groups * (2 + 16 * level)
     codes = signed(bits(data[2 * groups : size], level, 128 * groups), level)
-    scales = [half(data[2 * group : 2 * group + 2]) for group in range(groups)]
+    scales = _scales(data, groups)
+    most = (1 << level - 1) - 1
+    assert min(codes) >= -most and not any(codes[count:])
+    for group, scale in enumerate(scales):
+        assert max(map(abs, codes[128 * group :][:128])) == (most if scale else 0)
     return [single(codes[index] * scales[index // 128]) for index in range(count)], data[size:]
+
+
+def _scales(data: bytes, groups: int) -> list[float]:
+    scales = [half(data[at : at + 2]) for at in range(0, 2 * groups, 2)]
+    assert all(math.copysign(1, scale) == 1 and scale < math.inf for scale in scales)
+    return scales
 
 
 def _ternary(data: bytes, count: int) -> tuple[list[float], bytes]:
     head = 2 * -(-count // 640)
     size = head + -(-count // 5)
-    scales = [half(data[at : at + 2]) for at in range(0, head, 2)]
-    digits = [data[head + index // 5] // 3 ** (index % 5) % 3 for index in range(count)]
+    scales = _scales(data, head // 2)
+    digits = [data[at] // 3**index % 3 for at in range(head, size) for index in range(5)]
+    assert max(data[head:size]) <= 242 and not any(digits[count:])
+    digits = digits[:count]
+    assert all(any(digits[640 * group :][:640]) == bool(scale) for group, scale in enumerate(scales))
     return [(0.0, scales[index // 640], -scales[index // 640])[digit] for index, digit in enumerate(digits)], data[
         size:
     ]
@@ -269,23 +288,25 @@ def _topk(data: bytes, count: int, rank: int) -> tuple[list[float], bytes]:
     return values, data[end:]
 
 
-def policy(name: str, steps: list[int], payloads: list[list[float]]) -> list[tuple[float, bool]]:
-    """Of each contribution u, and whether it is dropped."""
+def policy(name: str, steps: list[int], payloads: list[list[float]]) -> list[tuple[float, bool, bool]]:
+    """Of each contribution u, whether it is dropped, and whether either is as good."""
     norms = [math.sqrt(sum(value * value for value in one)) / count for one, count in zip(payloads, steps, strict=True)]
     ordered, half = sorted(norms), sum(steps) / 2
     middle = ordered[(len(norms) - 1) // 2]
     of_steps = next(n for n in ordered if sum(s for m, s in zip(norms, steps, strict=True) if m <= n) >= half)
     most = min(ordered[-1], 4 * ordered[0]) if len(norms) == 2 else min(middle, max(of_steps, middle / 2))
-    left, dropped = list(range(len(steps))), set[int]()
+    left, dropped, either = list(range(len(steps))), set[int](), set[int]()
     while name == "clip+cosine" and 2 * (len(dropped) + 1) < len(steps):
         cosines = {one: _with_others(one, left, payloads) for one in left}
         worst = next(one for one in left if cosines[one] < min(cosines.values()) + 1e-4)
+        if abs(cosines[worst]) < 1e-4:
+            either.add(worst)
         if cosines[worst] >= 0:
             break
         dropped.add(worst)
         left.remove(worst)
     factors = [min(1.0, most / n) if n else 1.0 for n in norms]
-    return [(32768 * factor + 1 / 64, index in dropped) for index, factor in enumerate(factors)]
+    return [(32768 * factor + 1 / 64, at in dropped, at in either) for at, factor in enumerate(factors)]
 
 
 def _with_others(one: int, left: list[int], payloads: list[list[float]]) -> float:
@@ -295,14 +316,23 @@ def _with_others(one: int, left: list[int], payloads: list[list[float]]) -> floa
     return sum(a * b for a, b in zip(payloads[one], others, strict=True)) / size if size else 0.0
 
 
-def multiplier(u: float, dropped: bool) -> int:
+def multiplier(u: float, dropped: bool, either: bool) -> int:
     """What a proposer seals."""
     return 0 if dropped else math.floor(u)
 
 
-def may_sign(u: float, dropped: bool, sealed: int) -> bool:
-    """Away from the cosine's threshold."""
-    return sealed == 0 if dropped else -1 / 128 <= u - sealed <= 1 + 1 / 128
+def may_sign(u: float, dropped: bool, either: bool, sealed: int) -> bool:
+    fits = -1 / 128 <= u - sealed <= 1 + 1 / 128
+    return fits or sealed == 0 if either else sealed == 0 if dropped else fits
+
+
+def displacement(norms: list[float], steps: list[int], multipliers: list[int]) -> str | None:
+    """What an audit says of a seal; None where it does not look."""
+    moved = sorted(n * by / (32768 * count) for n, count, by in zip(norms, steps, multipliers, strict=True))
+    median = lower_median(moved)
+    if len(moved) < 2 or not median:
+        return None
+    return "PASS" if moved[-1] / median <= 8 else "WARN"
 
 
 def parts(steps: list[int], multipliers: list[int]) -> list[float]:
@@ -339,6 +369,11 @@ def outer(
         if nesterov:
             step = [single(a + single(m * single(mu))) for a, m in zip(acc, momentum, strict=True)]
     return [single(v - single(s * single(lr))) for v, s in zip(version, step, strict=True)], momentum
+
+
+def start(version: list[float], payload: list[float], alpha: float) -> list[float]:
+    """One tensor of the weights that a round with delay starts from."""
+    return [single(v - single(g * single(alpha))) for v, g in zip(version, payload, strict=True)]
 
 
 def mean(versions: list[list[float]]) -> list[float]:
@@ -556,6 +591,22 @@ class Weights:
         votes = gone + sum(present.get(number, 0) for number in signers) + (vacuum if founder else 0)
         return {"votes": votes, "total": lanes + max(fast, gone) + vacuum, "pool": [fast, slow], "vacuum": vacuum}
 
+    def is_in_time(self, time: int, signers: list[int], founder: bool, quorum: list[int]) -> bool:
+        """Whether these may seal a record of the first of them alone before the timeout."""
+        found = self.judge(time, signers, founder)
+        lane = self.lane_of(signers[0]) if signers else None
+        maker = (self.left(signers[0], time)[0] >> 32 if signers else 0) if lane is None else lane["weight"]
+        makers = maker + (found["vacuum"] if founder else 0)
+        return bool(signers) and quorum[1] * makers >= quorum[0] * found["total"]
+
+    def alone(self, seals: int) -> list[int]:
+        """Of two lanes, of which the first of so many seals counts both and the others the first."""
+        for who in (0, 1):
+            self.join(0, who)
+        for at in range(seals):
+            self.seal(at, [[0, 100], [1, 100]] if not at else [[0, 100]])
+        return [self.lanes[at][name] for name in ("weight", "age") for at in (0, 1)]
+
     def seals_with(self, votes: int, total: int, late: int, quorum: list[int]) -> bool:
         silent = faded(total - votes, late, 2 * self.timeout)
         return votes >= max(-(-quorum[0] * (votes + silent) // quorum[1]), -(-total // 3))
@@ -566,6 +617,257 @@ class Weights:
         own = self.left(account, time)[1] >> 32 if lane is None else lane["weight"]
         whole = max(ENOUGH, sum(each["weight"] for each in self.lanes.values()) + slow)
         return max(-(-2 * (whole - own) // 3), -(-3 * whole // 5))
+
+
+# ---- who has which slot
+
+
+class Slots:
+    """Of a run. Its events are those of slots.json; accounts are numbers."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.case, self.draw, self.round = case, 0, 0
+        self.opened: int | None = None
+        self.stages = [SlotsOfStage() for _ in range(case["stages"])]
+        self.members: dict[int, dict[str, int]] = {}  # all that ever held a slot
+        self.freed: dict[tuple[int, int], int] = {}  # since when, by replica and stage
+        self.waits: dict[tuple[int, int], tuple[int, int]] = {}  # for whom, until when
+        self.broke: dict[int, int] = {}  # the round in which a replica was last complete
+        self.whole: dict[int, int] = {}  # or dealt, or became complete
+
+    # ---- what they do
+
+    def see(self, event: dict[str, Any]) -> None:
+        now = event["time"]
+        match event:
+            case {"join": who, "stage": asked, "slot": slot}:
+                assert list(self.slot_for(now, who, asked) or ()) == slot
+                self.take(now, who, *slot)
+            case {"leave": who}:
+                self.lose(now, who)
+            case {"move": who, "to": replica}:
+                member = self.members[who]
+                assert not self.is_complete(member["replica"]) and replica < member["replica"]
+                assert self.lowest(now, who, member["stage"]) == replica
+                self.vacate(now, who)
+                self.sit(now, who, replica)
+            case {"accuse": who, "forfeit": forfeit}:
+                member, stage = self.members[who], self.stages[self.members[who]["stage"]]
+                assert self.is_forfeit(who) == forfeit
+                member |= {"asked": 2 if forfeit else 1, "asked_at": now, "asked_seals": stage.seals}
+            case {"answer": who, "counted_since": counted}:
+                member = self.members[who]
+                assert self.is_counted_since(who) == counted
+                member["asked"] = 0 if member["asked"] == 1 or counted else 3
+            case {"evict": who, "until": until}:
+                member = self.members[who]
+                counted = self.stages[member["stage"]].age[who] < 8
+                assert until == (now + self.case["eviction_time"] if counted else 0)
+                self.lose(now, who)
+                member["asked"] = 0
+                if until:
+                    self.waits[member["replica"], member["stage"]] = who, until
+            case {"deal": replica, "swaps": swaps}:
+                assert self.swaps(replica) == swaps
+                for number, other in swaps:
+                    self.swap(number, replica, other)
+            case {"seal": number, "digest": digest, "counted": counted}:
+                stage = self.stages[number]
+                stage.seal([stage.maker(int(replica)) for replica in counted])
+                self.draw ^= int(digest, 16) & (1 << 56) - 1
+                if all(one.round > self.round for one in self.stages):
+                    self.round, self.opened = self.round + 1, now
+
+    def take(self, now: int, who: int, replica: int, number: int) -> None:
+        before, stage = self.members.get(who), self.stages[number]
+        if before is None or before["stage"] != number:
+            idle = before["idle"] if before else 0
+            before = {"idle": idle, "asked": 0, "asked_at": before["asked_at"] if before else 0, "left": -1}
+        came = max(0, stage.seals - before["idle"])
+        self.members[who] = before | {"stage": number, "holds": 1, "came": came, "took": stage.round}
+        self.waits.pop((replica, number), None)
+        stage.age[who] = 15
+        self.sit(now, who, replica)
+
+    def sit(self, now: int, who: int, replica: int) -> None:
+        member = self.members[who]
+        self.stages[member["stage"]].sit(who, replica)
+        member["replica"] = replica
+        if self.is_complete(replica) and (replica not in self.broke or self.round > self.broke[replica] + 1):
+            self.whole[replica] = self.round
+        complete = sum(map(self.is_complete, range(self.case["max_replicas"])))
+        if self.opened is None and complete >= self.case["min_replicas"]:
+            self.opened = now
+            for stage in self.stages:
+                stage.begin()
+
+    def vacate(self, now: int, who: int) -> None:
+        replica, number = self.members[who]["replica"], self.members[who]["stage"]
+        if self.is_complete(replica):
+            self.broke[replica] = self.round
+        del self.stages[number].sits[replica]
+        self.freed[replica, number] = now
+        self.waits.pop((replica, number), None)
+
+    def lose(self, now: int, who: int) -> None:
+        member, stage = self.members[who], self.stages[self.members[who]["stage"]]
+        self.vacate(now, who)
+        member["idle"] = 0 if stage.age.pop(who) < 8 else stage.seals - member["came"]
+        member |= {"holds": 0, "asked": 0 if member["asked"] < 2 else 3}
+        member["left"] = -1 if self.opened is None else stage.round
+
+    def swap(self, number: int, a: int, b: int) -> None:
+        sits = self.stages[number].sits
+        sits[a], sits[b] = sits[b], sits[a]
+        for replica in (a, b):
+            self.stages[number].first.setdefault(replica, None)
+            self.members[sits[replica]]["replica"] = replica
+            self.whole[replica] = self.round
+
+    # ---- what they may do
+
+    def is_complete(self, replica: int) -> bool:
+        return all(replica in stage.sits for stage in self.stages)
+
+    def slot_for(self, now: int, who: int, asked: int) -> tuple[int, int] | None:
+        """The slot that somebody without one gets in this stage, or, of 65535, in any."""
+        member = self.members.get(who)
+        if member is not None and asked in (member["stage"], 65535) and self.may_return(now, who):
+            return member["replica"], member["stage"]
+        stages = range(len(self.stages)) if asked == 65535 else [asked]
+        found = min(((self.lowest(now, who, number), number) for number in stages), default=None)
+        if found is None or found[0] == 64:
+            return None
+        if member is not None and found[1] != member["stage"]:
+            assert not self.stays(who), "its old stage has not sealed since"
+        return found
+
+    def may_return(self, now: int, who: int) -> bool:
+        own = self.members[who]["replica"], self.members[who]["stage"]
+        account, until = self.waits.get(own, (-1, 0))
+        return account == who and until >= now
+
+    def stays(self, who: int) -> bool:
+        """Whether it may take no slot of another stage."""
+        return self.stages[self.members[who]["stage"]].round == self.members[who]["left"]
+
+    def lowest(self, now: int, who: int, number: int) -> int:
+        """64: none."""
+        for replica in range(self.case["max_replicas"]):
+            account, until = self.waits.get((replica, number), (who, 0))
+            waits = until >= now and account != who
+            just = (replica, number) not in self.waits and self.freed.get((replica, number)) == now
+            if replica not in self.stages[number].sits and not waits and not just:
+                return replica
+        return 64
+
+    def is_forfeit(self, who: int) -> bool:
+        stage = self.stages[self.members[who]["stage"]]
+        return stage.age[who] >= 8 and stage.seals >= self.members[who]["came"] + 8
+
+    def is_counted_since(self, who: int) -> bool:
+        member, stage = self.members[who], self.stages[self.members[who]["stage"]]
+        return stage.age[who] < min(15, stage.seals - member.get("asked_seals", 0))
+
+    def may_accuse(self, now: int, who: int, by_member: bool) -> bool:
+        member, stage, timeout = self.members[who], self.stages[self.members[who]["stage"]], self.case["round_timeout"]
+        forfeit, asked = self.is_forfeit(who), member["asked"]
+        if self.opened is None or (member["asked_at"] and now <= member["asked_at"] + timeout):
+            return False
+        if asked and not self.is_counted_since(who) and (asked != 3 or forfeit):
+            return False
+        idle = stage.idle(who) >= 3 and stage.round >= member["took"] + 3
+        late = now - self.opened
+        return forfeit or late > 32 * timeout or (by_member and (idle or late > timeout))
+
+    def may_answer(self, who: int) -> bool:
+        asked = self.members[who]["asked"]
+        return asked in (1, 2) or (asked == 3 and self.is_counted_since(who))
+
+    def may_evict(self, now: int, who: int) -> bool:
+        member, stage = self.members[who], self.stages[self.members[who]["stage"]]
+        if not member["asked"] or self.is_counted_since(who):
+            return False
+        lost = member["asked"] != 3 or stage.seals >= member["asked_seals"] + 16
+        return lost and now >= member["asked_at"] + self.case["eviction_time"]
+
+    def swaps(self, replica: int) -> list[list[int]]:
+        """Of a deal, without the stages that draw the replica itself."""
+        found = []
+        for number, stage in enumerate(self.stages):
+            lot = keccak(b"".join(map(word, (self.draw, self.round, replica, number))))
+            held = sorted(stage.sits)
+            found.append([number, held[int.from_bytes(lot, "big") % len(held)]])
+        return [one for one in found if one[1] != replica]
+
+    def may_deal(self, replica: int) -> bool:
+        if self.opened is None or not self.is_complete(replica) or self.round < self.whole.get(replica, 0) + 3:
+            return False
+        idle = any(stage.idle(stage.sits[replica]) >= 3 for stage in self.stages)
+        return idle and bool(self.swaps(replica))
+
+    def state(self, now: int) -> dict[str, str]:
+        """After an event: digits of replicas or accounts. What is nobody's is left out."""
+        replicas, members = range(self.case["max_replicas"]), self.members
+        held = sorted(who for who, member in members.items() if member["holds"])
+        left = sorted(set(members) - set(held))
+
+        def shown(numbers: list[int]) -> str:
+            return "".join(map(str, numbers))
+
+        if self.opened is None:
+            for stage in self.stages:
+                stage.begin()  # nobody has begun anything
+        makers = ([stage.maker(replica) for replica in replicas] for stage in self.stages)
+        free = [self.lowest(now, -1, number) for number in range(len(self.stages))]
+        found = {
+            "makers": " ".join("".join("-" if who is None else str(who) for who in each) for each in makers),
+            "free": "".join("-" if replica == 64 else str(replica) for replica in free),
+            "forfeit": shown([who for who in held if self.is_forfeit(who)]),
+            "asked_by_members": shown([who for who in held if self.may_accuse(now, who, True)]),
+            "asked_by_anyone": shown([who for who in held if self.may_accuse(now, who, False)]),
+            "may_answer": shown([who for who in held if self.may_answer(who)]),
+            "may_return": shown([who for who in left if self.may_return(now, who)]),
+            "stays_in_its_stage": shown([who for who in left if self.stays(who)]),
+            "evicted": shown([who for who in held if self.may_evict(now, who)]),
+            "dealt": shown([replica for replica in replicas if self.may_deal(replica)]),
+        }
+        return {what: value for what, value in found.items() if value}
+
+
+class SlotsOfStage:
+    def __init__(self) -> None:
+        self.round = self.seals = self.empty = 0  # the next round; seals that count something; empty ones since
+        self.sits: dict[int, int] = {}  # by replica
+        self.at_seal: dict[int, int] = {}  # likewise, at the newest seal
+        self.first: dict[int, int | None] = {}  # who took first what was free then
+        self.had: set[int] = set()  # who had a slot of the stage at the newest seal or since
+        self.age: dict[int, int] = {}  # of the lane of each member
+
+    def begin(self) -> None:
+        self.at_seal, self.first, self.had = dict(self.sits), {}, set(self.sits.values())
+
+    def sit(self, who: int, replica: int) -> None:
+        self.sits[replica] = who
+        self.first.setdefault(replica, None if who in self.had else who)
+        self.had.add(who)
+
+    def maker(self, replica: int) -> int | None:
+        if replica in self.at_seal:
+            return self.at_seal[replica]
+        return self.first.get(replica)
+
+    def idle(self, who: int) -> int:
+        return self.age[who] + self.empty
+
+    def seal(self, makers: list[int | None]) -> None:
+        self.round += 1
+        if not makers:
+            self.empty += 1
+        else:
+            self.seals, self.empty = self.seals + 1, 0
+            self.age = {who: 0 if who in makers else min(15, age + 1) for who, age in self.age.items()}
+        self.begin()
 
 
 # ---- how many inner steps
@@ -686,6 +988,19 @@ def trace_is_true(said: dict[str, Any], stage: int, stages: int, data: bytes) ->
     return bool(said["loss"] == min(round(mean), 2**32 - 1))
 
 
+def recorded(stage: int, said: dict[str, Any], data: bytes) -> dict[str, str]:
+    """What a trace says of the pipes to the stages before and after: the sha256 that both ends sign."""
+    n, found = said["segments"], {}
+    hashes = [data[at : at + 32] for at in range(64 * (n + 1), 64 * (n + 1) + 128 * n, 32)]
+    steps = list(struct.iter_unpack("<4d", data[64 * (n + 1) + 128 * n : -130]))
+    for side, forth, back, total in ("before", 0, 3, 0), ("after", 2, 1, 1):
+        files = b"".join(hashes[at + forth] + hashes[at + back] for at in range(0, 4 * n, 4))
+        if any(files):
+            told = b"".join(struct.pack("<3d", step[total], step[2], step[3]) for step in steps)
+            found[side] = hashlib.sha256(files + told).hexdigest()
+    return found
+
+
 def follows(case: dict[str, Any], said: dict[str, Any]) -> bool:
     """By a case of continuity.json: whether a statement follows from what its account stated before."""
     none, delay, now = "00" * 32, case["delay"], said["round"]
@@ -693,6 +1008,9 @@ def follows(case: dict[str, Any], said: dict[str, Any]) -> bool:
     counted = {name: t for t, names in enumerate(case["seals"]) for name in names if name in made}
     p, reset = made.get(said["previous"]), said["flags"] & 2
     if said["flags"] & ~3 or (p is None and said["previous"] != none):
+        return False
+    resets = [t for name, t in counted.items() if made[name]["flags"] & 2 and now - 63 <= t <= now - 1 - delay]
+    if reset and len(resets) >= 4:
         return False
     same = ("run", "stage", "account")
     if p is not None and (p["round"] >= now or any(p[name] != said[name] for name in same)):
@@ -736,13 +1054,10 @@ def config(text: str) -> dict[str, Any]:
     manifest = json.loads(text)
     timing, quorum, share = manifest["timing"], manifest["quorum"], manifest["audit"]["share"]
     adaptive = manifest["adaptive"]
-    most = 1
-    while most * 2 <= 1024 and most * 2 * manifest["max_replicas"] <= 16_384:
-        most *= 2
     return {
         "manifest": hashlib.sha256(text.encode()).hexdigest(),
         "stages": len(manifest["stages"]),
-        "horizon": max(8, min(most, 2 ** round(math.log2(8 / share)))) if share else most,
+        "horizon": horizon(share, manifest["max_replicas"]),
         "quorum_numerator": quorum["numerator"],
         "quorum_denominator": quorum["denominator"],
         "max_inner_steps": adaptive["max_inner_steps"] if adaptive else manifest["plan"]["inner_steps"],
@@ -750,6 +1065,44 @@ def config(text: str) -> dict[str, Any]:
         **{name: timing[name] for name in ("min_round_time", "round_timeout", "eviction_time", "start_time")},
         **{name: manifest[name] for name in ("rounds", "min_replicas", "max_replicas", "tokens_per_step", "invited")},
     }
+
+
+def horizon(share: float, replicas: int) -> int:
+    most = 1
+    while most * 2 <= 1024 and most * 2 * replicas <= 16_384:
+        most *= 2
+    return max(8, min(most, 2 ** round(math.log2(8 / share)))) if share else most
+
+
+def tensors(text: str, stage: int) -> dict[str, list[int]]:
+    """Of a stage of a run of the family `llama` without biases, names and shapes."""
+    manifest = json.loads(text)
+    said, (low, high), last = manifest["model"]["config"], manifest["stages"][stage], len(manifest["stages"]) - 1
+    d, f, heads = said["hidden_size"], said["intermediate_size"], said["num_attention_heads"]
+    k = said["num_key_value_heads"] * d // heads
+    layer = {"self_attn.q_proj": [d, d], "self_attn.k_proj": [k, d], "self_attn.v_proj": [k, d]}
+    layer |= {"self_attn.o_proj": [d, d], "mlp.gate_proj": [f, d], "mlp.up_proj": [f, d], "mlp.down_proj": [d, f]}
+    layer |= {"input_layernorm": [d], "post_attention_layernorm": [d]}
+    found = {f"model.layers.{i}.{name}": shape for i in range(low, high) for name, shape in layer.items()}
+    found |= {"model.embed_tokens": [said["vocab_size"], d]} if stage == 0 else {}
+    found |= {"model.norm": [d]} if stage == last else {}
+    found |= {"lm_head": [said["vocab_size"], d]} if stage == last and not said["tie_word_embeddings"] else {}
+    return {f"{name}.weight": shape for name, shape in found.items()}
+
+
+def unused(optimiser: str, shapes: dict[str, list[int]]) -> str:
+    """The hash of a stage's optimiser state of zeros, where no matrix is several in one."""
+    state: dict[str, list[int]] = {}
+    for name, shape in shapes.items():
+        if optimiser == "adamw" or ".layers." not in name or len(shape) == 1:
+            state |= {f"exp_avg.{name}": shape, f"exp_avg_sq.{name}": shape, "step": [1]}
+            continue
+        state[f"{optimiser}.momentum.{name}"] = shape
+        if optimiser == "shampoo":
+            state |= {f"shampoo.rows.{name}": [1, shape[0], shape[0]]}
+            state |= {f"shampoo.columns.{name}": [1, shape[1], shape[1]]}
+    zeros = {name: (shape, [0.0] * math.prod(shape)) for name, shape in state.items()}
+    return hashlib.sha256(canonical(zeros)).hexdigest()
 
 
 def code_hash(case: dict[str, Any], code: bytes) -> str:
