@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from dlx.training.balance.measured import Measured
     from dlx.training.recipe.draft import Draft
 
-_TURN = 5  # rounds' training that a proposer may take: nodes also start, check and talk meanwhile
+_SHORTEST = 5.0  # seconds that a proposer may take: nodes also start, check and talk meanwhile
+_TURN = 2.5  # rounds' training, where that is longer
 _TURNS = {"straggler_grace": 4, "proposal_timeout": 1, "round_timeout": 5, "eviction_time": 3}
 
 
 def times(trains: float) -> dict[str, int]:
     """The manifest's `timing`, where a round trains for so many seconds."""
-    turn = math.ceil(_TURN * max(1.0, trains))
+    turn = math.ceil(max(_SHORTEST, _TURN * trains))
     return {name: turns * turn for name, turns in _TURNS.items()}
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,12 @@ def test_one_newcomer_is_counted_and_the_devnet_goes_on(tmp_path: Path) -> None:
     with process(said, "devnet", "--datadir", root, "--json") as devnet:
         again = json.loads(devnet.stdout.readline())
         assert (again["run"], again["join"]) == (found["run"], found["join"]), "lines that somebody has stay true"
-        until("a further round", lambda: re.search(rf"^round +{rounds + 1} ", said.read_text(), re.MULTILINE))
+        # The newcomer is waited for until it is evicted.
+        timing = tomllib.loads((root / "run.toml").read_text())["timing"]
+        until(
+            "a further round",
+            lambda: re.search(rf"^round +{rounds + 1} ", said.read_text(), re.MULTILINE),
+            seconds=PATIENCE + 3 * timing["round_timeout"],
+        )
         devnet.send_signal(signal.SIGINT)
         devnet.communicate()
