@@ -98,7 +98,7 @@ def test_a_devnet_that_was_not_finished_is_named_and_ctrl_c_leaves_none(
         with pytest.raises(type(error)):
             JoinableDevnet.begin(tmp_path / type(error).__name__, "127.0.0.1", lambda line: None)
     assert [path.name for path in tmp_path.iterdir()] == ["Failure"]
-    assert draft_from_toml(tmp_path / "Failure" / "run.toml").timing.round_timeout == 250, "as was measured"
+    assert draft_from_toml(tmp_path / "Failure" / "run.toml").timing.round_timeout == 125, "as was measured"
     for verb in (["devnet"], ["demo"], ["demo", "--resume"]):
         folder = tmp_path / "Failure"
         said = dlx(*verb, "--datadir", folder, code=2).stderr
