@@ -53,7 +53,7 @@ _GAS = {
     "answer": 100_000,
     "evict": 250_000,
     "dismiss": 250_000,
-    "reclaim": 900_000,
+    "reclaim": 500_000,
     "deal": 5_000_000,
     "publishCheckpoint": 200_000,
     "evaluate": 100_000,

@@ -23,6 +23,25 @@ contract ReplicasTest is Fixture {
         }
     }
 
+    /// @dev Its replica has three rounds from the one in which it was first complete, whichever that is.
+    function test_aNewReplicaIsNotDealtAtOnce() public {
+        enrol(4);
+        bytes32 run = create(configOf(2, 1, 2));
+        address[] memory first = part(0, 2);
+        for (uint16 stage = 0; stage < 2; ++stage) join(run, first[stage], stage);
+        for (uint16 stage = 0; stage < 2; ++stage) sealWith(run, stage, some(first[stage]));
+        for (uint16 stage = 0; stage < 2; ++stage) join(run, who[2 + stage], stage);
+        for (uint256 round = 1; round < 4; ++round) {
+            vm.expectRevert(abi.encodeWithSelector(ILedger.TooEarlyToDeal.selector, 1, 4));
+            ledger.deal(run, 1);
+            for (uint16 stage = 0; stage < 2; ++stage) sealWith(run, stage, some(first[stage]));
+        }
+        for (uint256 more = 0; !dealt(run, 1); ++more) {
+            vm.assertLt(more, 8, "draws");
+            for (uint16 stage = 0; stage < 2; ++stage) sealWith(run, stage, some(first[stage]));
+        }
+    }
+
     /// @dev A member of stage 1 leaves in the block of a seal of stage 0, and before the next: that takes nothing from it.
     function test_leavingAStageTakesNothingFromAnother() public {
         bytes32 run = newRun(configOf(2, 2, 2));

@@ -37,6 +37,7 @@ def measured() -> dict[str, int]:
     for members in (2, *MOST_PER_CONTRIBUTION):
         found |= seals(chain, members)
     found |= slots(chain)
+    found["reclaim"] = reclaim(chain)
     found["deal 3x3"] = deal(chain, 3, 3)
     found["deal 64x2"] = deal(chain, 64, 2)
     for members in (4, 8, 64):
@@ -136,6 +137,19 @@ def slots(chain: DirectChain) -> dict[str, int]:
     run.write(first, "accuse", run.run, second)
     chain.now += EVICTION
     return found | {"evict": run.write(first, "evict", run.run, second)}
+
+
+def reclaim(chain: DirectChain) -> int:
+    """By who left weight, of a slot that was taken eight timeouts ago and brought none."""
+    run = _Run(chain, 1, 2)
+    run.fill()
+    for _ in range(9):
+        run.seal()
+    first, idle = run.accounts[0], run.accounts[2]
+    run.write(first, "leaveRun", run.run)
+    run.write(idle, "joinRun", run.run, 0)
+    chain.now += 8 * TIMEOUT
+    return run.write(first, "reclaim", run.run, idle)
 
 
 def conviction(chain: DirectChain, members: int) -> dict[str, int]:
