@@ -309,8 +309,8 @@ def _half_a_weight(stage: _Stage) -> None:
     stage.join(0)
     stage.time += 63 * timeout
     stage.ask(0, by_founder=True)
-    asked, seated = stage.ask(1, 0, by_founder=True), sum(stage.view.stages[0].lanes.weights)
-    assert asked["total"] - asked["vacuum"] - seated == asked["pool"][0] + 1, "the signers have more than the pool"
+    asked, held = stage.ask(1, 0, by_founder=True), sum(stage.view.stages[0].lanes.weights)
+    assert asked["total"] - asked["vacuum"] - held == asked["pool"][0] + 1, "the signers have more than the pool"
 
 
 def _alone() -> dict[str, list[int]]:

@@ -76,11 +76,11 @@ class _Story:
         """What takes long. A replica is complete from round 1 on and never counted; an answer wins it time. And a slot
         waits for who was evicted, though a lower one is free."""
         idle, lively = self.accounts[1:3]
-        self.note(self.seated(self.accounts[0], ANY, (0, 0)))
+        self.note(self.placed(self.accounts[0], ANY, (0, 0)))
         self.time += 1
         self.note(self.sealed(0, [0]))
-        self.note(self.seated(idle, ANY, (1, 0)))
-        self.note(self.seated(lively, ANY, (2, 0)))
+        self.note(self.placed(idle, ANY, (1, 0)))
+        self.note(self.placed(lively, ANY, (2, 0)))
         self.seals(12)
         self.note(self.asked(self.founder, idle))
         self.note(self.answered(idle))
@@ -91,7 +91,7 @@ class _Story:
         self.time += EVICTION
         self.note(self.evicted(lively))
         self.time += 1
-        self.note(self.seated(lively, ANY, (2, 0)))
+        self.note(self.placed(lively, ANY, (2, 0)))
 
     def seals(self, count: int) -> None:
         for _ in range(count):
@@ -158,9 +158,9 @@ class _Story:
         member, slot = view.member(account), self.slot_for(account, asked)
         if slot is None or (slot[1] != member.stage and view.changed_now(member)):
             return None
-        return self.seated(account, asked, slot)
+        return self.placed(account, asked, slot)
 
-    def seated(self, account: str, asked: int, slot: tuple[int, int]) -> dict[str, Any]:
+    def placed(self, account: str, asked: int, slot: tuple[int, int]) -> dict[str, Any]:
         opened = self.view.round_opened_at
         self.tell(Joined, account, *slot)
         self.open_first(opened)
