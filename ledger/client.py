@@ -346,7 +346,7 @@ class LedgerClient:
         return self._write("dismiss", run, account)
 
     def reclaim(self, run: bytes, account: str) -> Receipt:
-        """Takes the slot of a member without weight: see RunView.may_reclaim."""
+        """Takes the slot of a member that stands still: see RunView.may_reclaim."""
         return self._write("reclaim", run, account)
 
     def deal(self, run: bytes, replica: int) -> Receipt:

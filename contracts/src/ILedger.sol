@@ -34,7 +34,7 @@ interface ILedger {
     event Answered(bytes32 indexed run, address indexed account);
     /// @notice `returnUntil` is the time until which nobody else can take the slot; 0: anyone can.
     event Evicted(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage, uint64 returnUntil);
-    /// @notice The account took the slot of another one without weight, which lost it.
+    /// @notice The account took the slot of another one, which stood still.
     event Reclaimed(bytes32 indexed run, address indexed account, address indexed from, uint16 replica, uint16 stage);
     /// @notice The account's contribution to (stage, round) was found false or withheld: it lost the slot that it held, if
     /// any, and never gets another.
@@ -110,9 +110,9 @@ interface ILedger {
     error QuorumMissing(uint256 votes, uint256 needed);
     /// @notice The stage's work has weight of its own: its founders decide nothing there any more.
     error NotVacant(uint16 stage);
-    /// @notice The account has no weight in the stage.
+    /// @notice The account has too little weight in the stage, or finds a free slot there.
     error NothingToReclaim(address account, uint16 stage);
-    /// @notice The holder has weight, or took its slot lately.
+    /// @notice The stage works, or the holder was counted, or has an eighth of the sender's weight.
     error NotIdle(address account);
     error EpochNotOver(uint256 epoch);
 }

@@ -167,9 +167,9 @@ library Membership {
         Stage storage s = r.stages[member.stage];
         uint256 earned = s.heldWeight() + (r.absentNow(s).forSeals >> Weights.FRACTION);
         uint256 vacuum = Runs.vacuum(earned);
-        // Two thirds of all are the founders'. Or a part is, and the stage stands still.
-        bool stands = vacuum != 0 && s.activity.empties >= Runs.EMPTY_SEALS;
-        if (vacuum < 2 * earned && !stands) revert ILedger.NotVacant(member.stage);
+        // Two thirds of all are the founders'. Or as much as the member's, and the stage stands still.
+        bool outweighs = vacuum != 0 && vacuum >= r.weightIn(member.stage, member, false);
+        if (vacuum < 2 * earned && !(outweighs && _standsStill(r, member.stage))) revert ILedger.NotVacant(member.stage);
         // slither-disable-next-line unused-return: the slot is anybody's
         _release(r, bonds, run, member, account, false);
         member.asked = Asked.No;
@@ -180,12 +180,16 @@ library Membership {
         Member storage member = _newcomer(r, by, run, msg.sender);
         Member storage other = r.holder(account);
         (uint256 replica, uint16 stage) = (other.replica, other.stage);
-        if (r.weightIn(stage, member, false) == 0) revert ILedger.NothingToReclaim(msg.sender, stage);
-        uint256 fromTime = other.changedAt + Runs.WEIGHTLESS_TIMEOUTS * r.terms.roundTimeout;
-        if (r.weightIn(stage, other, false) != 0 || block.timestamp < fromTime) revert ILedger.NotIdle(account);
+        uint256 weight = r.weightIn(stage, member, false);
+        bool enough = 16 * uint256(r.terms.maxReplicas) * weight >= Weights.ENOUGH;
+        if (!enough || r.freeSlot(stage, msg.sender) != Runs.MAX_REPLICAS) {
+            revert ILedger.NothingToReclaim(msg.sender, stage);
+        }
+        bool works = r.nextRound(stage) != r.progress.openRound || !_isOpenFor(r, Runs.RECLAIM_TIMEOUTS);
+        uint256 lane = r.stages[stage].laneOf(other);
+        if (works || lane.ageOf() != Weights.NEVER || 8 * lane.weightOf() > weight) revert ILedger.NotIdle(account);
         // slither-disable-next-line unused-return: the slot is taken at once
         _release(r, by.bonds, run, other, account, false);
-        other.asked = Asked.No;
         emit ILedger.Reclaimed(run, msg.sender, account, uint16(replica), stage);
         _place(r, by, run, member, msg.sender, replica, stage);
     }
@@ -382,6 +386,14 @@ library Membership {
 
     function _isOpenFor(Run storage r, uint256 timeouts) private view returns (bool) {
         return block.timestamp > r.progress.openedAt + timeouts * r.terms.roundTimeout;
+    }
+
+    /// @dev Whether its newest seals were all empty, or all but an eighth of all.
+    function _standsStill(Run storage r, uint256 stage) private view returns (bool) {
+        Stage storage s = r.stages[stage];
+        uint256 seals = r.nextRound(stage);
+        return s.activity.empties >= Runs.EMPTY_SEALS
+            || (seals >= 2 * Runs.EMPTY_SEALS && 8 * uint256(s.activity.nonEmpty) < seals);
     }
 
     function _isUncounted(Run storage r, Member storage member) private view returns (bool) {

@@ -108,7 +108,7 @@ struct Member {
     uint24 mark; // its stage's next round when it took its slot; while it holds none: the stage's non-empty seals then
     uint24 askedSeal; // how many non-empty seals the stage had when it was asked
     uint40 askedAt;
-    uint40 changedAt; // since when it holds its slot; while it holds none: since when that is so
+    uint40 leftAt; // while it holds no slot: since when
     uint16 weight; // and the weight that it had then
 }
 
@@ -153,8 +153,8 @@ library Runs {
     uint256 internal constant IDLE_SEALS = 8; // non-empty seals without a count after which a slot is forfeit
     uint256 internal constant GRACE_SEALS = 16; // more of them until a forfeit slot whose holder answered can be taken
     uint256 internal constant STALLED_TIMEOUTS = 32; // that a round is open until anybody may ask who is still there
-    uint256 internal constant WEIGHTLESS_TIMEOUTS = 8; // after which a holder without weight gives way to who has some
-    uint256 internal constant EMPTY_SEALS = 32; // in a row, after which founders may dismiss where a part is still theirs
+    uint256 internal constant RECLAIM_TIMEOUTS = 8; // that a round lacks a stage's seal until weight takes slots there
+    uint256 internal constant EMPTY_SEALS = 32; // in a row, after which a stage stands still
     uint256 internal constant UNCOUNTED_ROUNDS = 3; // after which a replica is dealt, and a holder may be asked
     uint256 internal constant MAX_NAME_BYTES = 64;
     uint256 internal constant MAX_URI_BYTES = 2048;
@@ -287,7 +287,7 @@ library Runs {
         } else {
             weight = _comeBack(r, s, member);
         }
-        (member.changedAt, member.weight) = (uint40(block.timestamp), 0);
+        (member.leftAt, member.weight) = (0, 0);
         uint256 idle = member.since;
         member.since = s.activity.nonEmpty > idle ? uint24(s.activity.nonEmpty - idle) : 0;
         member.mark = next;
@@ -424,7 +424,7 @@ library Runs {
         returns (uint256 weight)
     {
         weight = (uint256(member.weight) << Weights.FRACTION).aged(seals - member.mark, terms.shift);
-        if (inSeals) weight = weight.faded(block.timestamp - member.changedAt, Weights.ABSENT_TIMEOUTS * terms.roundTimeout);
+        if (inSeals) weight = weight.faded(block.timestamp - member.leftAt, Weights.ABSENT_TIMEOUTS * terms.roundTimeout);
     }
 
     /// @notice The stage's pool of the absent as it is now.
@@ -486,7 +486,7 @@ library Runs {
 
     /// @dev The member's weight goes into the pool of the absent.
     function _goAway(Run storage r, Stage storage s, Member storage member, uint256 weight) private {
-        (member.weight, member.changedAt, member.mark) = (uint16(weight), uint40(block.timestamp), s.activity.nonEmpty);
+        (member.weight, member.leftAt, member.mark) = (uint16(weight), uint40(block.timestamp), s.activity.nonEmpty);
         if (weight == 0) return;
         Absent memory pool = absentNow(r, s);
         uint256 more = weight << Weights.FRACTION;

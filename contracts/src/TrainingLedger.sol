@@ -159,13 +159,15 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
     }
 
     /// @notice Frees the slot of a holder where two thirds of its stage's weight are still, or again, the founders', of
-    /// whom the sender is one; or any of it, and the stage's last 32 seals or more were empty.
+    /// whom the sender is one; or as much as the holder's, where the stage stands still: its last 32 seals were empty, or
+    /// of 64 and more all but an eighth.
     function dismiss(bytes32 run, address account) external {
         Membership.dismiss(_run(run), bonds, run, account);
     }
 
-    /// @notice Gives the sender, which left weight in a stage, the slot there of a holder that has none eight round timeouts
-    /// after it took it. So whoever takes slots while their holders are away keeps them only by working.
+    /// @notice Gives the sender, which left weight in a full stage, the slot there of a holder that has not been counted
+    /// and has less than an eighth of it, once the stage has not sealed the open round for eight round timeouts. So who
+    /// takes slots while their holders are away does not stop the stage with them.
     function reclaim(bytes32 run, address account) external {
         Membership.reclaim(_run(run), _surroundings(), run, account);
     }

@@ -72,6 +72,7 @@ class RunView(RunState):
     may_evict = runs.may_evict
     may_dismiss = runs.may_dismiss
     may_reclaim = runs.may_reclaim
+    reclaimable_from = runs.reclaimable_from
     may_deal = runs.may_deal
     deal_of = runs.deal_of
 
@@ -396,7 +397,6 @@ class RunView(RunState):
         if not self.may_reclaim(account, former, now):
             raise ViewError(f"{account} cannot have taken the slot of {former}")
         self._release(former, *slot, now)
-        self.accounts[former] = replace(self.accounts[former], asked=Asked.NO)
         self.due = (Joined(self.run, account, *slot, event.at),)
 
     def _convict(self, event: Convicted) -> None:

@@ -12,13 +12,13 @@ from dlx.ledger.abi import ZERO32, word
 from dlx.ledger.typed import MAX_REPLICAS, RunConfig
 from dlx.ledger.view import bitmaps, seals
 from dlx.ledger.view.run_state import Accusation, Asked, Member, RunState
-from dlx.ledger.view.weights import NEVER
+from dlx.ledger.view.weights import ENOUGH, NEVER
 
 IDLE_SEALS = 8  # non-empty seals without a count after which a slot is forfeit
 GRACE_SEALS = 16  # more of them until a forfeit slot whose member answered is lost
 STALLED_TIMEOUTS = 32  # round timeouts that a round is open until anybody may ask who is still there
-WEIGHTLESS_TIMEOUTS = 8  # round timeouts after which a member without weight gives way to who has some
-EMPTY_SEALS = 32  # in a row, after which founders may dismiss where a part is still theirs
+RECLAIM_TIMEOUTS = 8  # that a round lacks a stage's seal until weight takes slots there
+EMPTY_SEALS = 32  # in a row, after which a stage stands still
 UNCOUNTED_ROUNDS = 3  # after which a replica may be dealt and a member be asked
 
 # The bounds of a config, under which no sum of a reader overflows.
@@ -162,26 +162,42 @@ def may_evict(state: RunState, account: str, now: int) -> bool:
 
 
 def may_dismiss(state: RunState, by: str, account: str, now: int) -> bool:
-    """Whether a founder may free the account's slot: two thirds of its stage's weight are the founders', or some is,
-    and the stage stands still."""
+    """Whether a founder may free the account's slot: two thirds of its stage's weight are the founders', or as much as
+    the account's is, and the stage stands still."""
     member = state.member(account)
     if not member.holds or by not in state.founders:
         return False
-    vacuum = seals.vacuum(state, member.stage, now)
-    if vacuum and state.stages[member.stage].empties >= EMPTY_SEALS:
+    vacuum, own = seals.vacuum(state, member.stage, now), seals.weight_in(state, account, member.stage, None)
+    if vacuum and vacuum >= own and stands_still(state, member.stage):
         return True
     return 3 * vacuum >= 2 * seals.total(state, member.stage, now)
 
 
+def stands_still(state: RunState, stage: int) -> bool:
+    """Whether the stage's newest seals were all empty, or all but an eighth of all."""
+    at, count = state.stages[stage], state.next_round(stage)
+    return at.empties >= EMPTY_SEALS or (count >= 2 * EMPTY_SEALS and 8 * at.non_empty < count)
+
+
 def may_reclaim(state: RunState, by: str, account: str, now: int) -> bool:
-    """Whether an account that left weight in a stage may take the slot of another there, which has none long after it
-    took that slot."""
+    """Whether an account that left weight in a full stage may take the slot of another there, which has hardly any and
+    was not counted. The stage has not sealed the open round for long."""
+    since = reclaimable_from(state, by, account)
+    return since is not None and now > since and free_slot(state, state.member(account).stage, by, now) is None
+
+
+def reclaimable_from(state: RunState, by: str, account: str) -> int | None:
+    """The second after which that is so, if its stage goes on to seal nothing and no slot gets free; None: never."""
     own, other = state.member(by), state.member(account)
     if own.holds or not other.holds or state.finished or state.is_convicted(by):
-        return False
-    if not seals.weight_in(state, by, other.stage, None) or seals.weight_in(state, account, other.stage, None):
-        return False
-    return now >= other.took_at + WEIGHTLESS_TIMEOUTS * state.config.round_timeout
+        return None
+    stage = other.stage
+    weight, its = (seals.weight_in(state, one, stage, None) for one in (by, account))
+    is_enough = 16 * state.config.max_replicas * weight >= ENOUGH
+    was_counted = state.stages[stage].lanes.ages[other.lane] != NEVER
+    if not is_enough or was_counted or 8 * its > weight or state.next_round(stage) != state.open_round:
+        return None
+    return state.round_opened_at + RECLAIM_TIMEOUTS * state.config.round_timeout
 
 
 def may_deal(state: RunState, replica: int) -> bool:

@@ -272,7 +272,7 @@ class Send(Transaction):
     """A call of the ledger about `subject`.
 
     - "accuse", "evict": a member, by its account.
-    - "reclaim": a member without weight in the stage where we left some, by its account.
+    - "reclaim": a member that stands still in the stage where we left weight, by its account.
     - "answer": none. We were accused and are alive.
     - "deal": a complete replica that is not counted any more, and nobody can prove who breaks it.
     - "move_down": none. A lower replica has a free slot of our stage.

@@ -20,6 +20,7 @@ from collections.abc import Hashable
 from eth_utils import keccak, to_canonical_address
 
 from dlx.ledger.view.run_view import RunView
+from dlx.ledger.view.runs import RECLAIM_TIMEOUTS
 from dlx.node.round import actions as a
 from dlx.node.round.rules.plans import finished
 from dlx.node.round.rules.round_rules import Rules
@@ -187,16 +188,24 @@ class Liveness:
         return min(order.index(self._account), MAX_TURNS) * self._rules.proposal_timeout
 
 
+def reclaims_soon(view: RunView, account: str, stage: int, now: float) -> bool:
+    """Whether an account without a slot waits for one of the full stage where it left weight, and takes none of another
+    stage, where that is lost: the stage is late, and the account takes a slot once it stands still."""
+    late = now + (RECLAIM_TIMEOUTS - 1) * view.config.round_timeout
+    held = (view.reclaimable_from(account, member) for member, slot in view.members().items() if slot[1] == stage)
+    return any(since is not None and since <= late for since in held)
+
+
 def claims(view: RunView, account: str, stage: int | None, now: float) -> list[a.Send]:
     """What an account without a slot can do to get one (of `stage`, or of any) where none is free.
 
-    It takes the slot of who has no weight in the stage where it left some. Else it asks who has to answer to anybody,
+    It takes a slot that stands still where it left weight; those who come back at once take different ones. Else it asks who has to answer to anybody,
     the lowest replica first: who has forfeited the slot, or anybody where a round is open for very long. It evicts who
     could not keep it."""
     held = sorted((slot, member) for member, slot in view.members().items() if stage is None or slot[1] == stage)
-    weightless = [member for _, member in held if view.may_reclaim(account, member, int(now))]
-    if weightless:
-        return [a.Send("reclaim", weightless[0])]
+    still = [member for _, member in held if view.may_reclaim(account, member, int(now))]
+    if still:
+        return [a.Send("reclaim", still[int(account, 16) % len(still)])]
     evictable = [member for _, member in held if view.may_evict(member, int(now))]
     if evictable:
         return [a.Send("evict", evictable[0])]

@@ -228,7 +228,7 @@ def _check_account(view: RunView, read: Any, account: str, now: int | None) -> N
         member.mark,
         member.asked_seal,
         member.asked_at,
-        member.left_at or member.took_at,
+        member.left_at,
         member.weight,
     )
     assert read("memberOf", account) == (expected,)

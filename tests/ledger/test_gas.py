@@ -140,7 +140,7 @@ def slots(chain: DirectChain) -> dict[str, int]:
 
 
 def reclaim(chain: DirectChain) -> int:
-    """By who left weight, of a slot that was taken eight timeouts ago and brought none."""
+    """By who left weight, of a slot that stands still."""
     run = _Run(chain, 1, 2)
     run.fill()
     for _ in range(9):
@@ -148,7 +148,7 @@ def reclaim(chain: DirectChain) -> int:
     first, idle = run.accounts[0], run.accounts[2]
     run.write(first, "leaveRun", run.run)
     run.write(idle, "joinRun", run.run, 0)
-    chain.now += 8 * TIMEOUT
+    chain.now += 8 * TIMEOUT + 1
     return run.write(first, "reclaim", run.run, idle)
 
 

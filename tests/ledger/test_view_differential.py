@@ -3,6 +3,7 @@ the view foretells which transactions the contract takes."""
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -266,9 +267,55 @@ def test_the_view_knows_what_the_contract_knows(chain):
         kinds["empty"] += sum(getattr(event, "count", 1) == 0 for event in life.events)
     seen = (
         "RunCreated RunOpened Joined SiteEnlisted SitePlaced Left Moved Dealt Accused Answered Evicted Convicted Sealed"
-        " Reclaimed reserved forfeit empty"
+        " reserved forfeit empty"
     )
     assert set(seen.split()) <= set(+kinds), kinds
+
+
+@pytest.mark.slow
+def test_slots_that_stand_still_are_reclaimed_as_the_view_foresees(chain):
+    """At every moment, of every holder, by everybody."""
+    life = Life(chain, 5, stages=1, max_replicas=3)
+    view, members, late = life.view, ACCOUNTS[1:4], ACCOUNTS[4:6]
+
+    def reclaims() -> list[tuple[str, str]]:
+        found = [(by, one) for by in ACCOUNTS for one in ACCOUNTS if view.may_reclaim(by, one, chain.now)]
+        for by in ACCOUNTS:
+            for one in ACCOUNTS:
+                if (by, one) not in found:
+                    life.tries(by, "reclaim", one, foreseen=False)
+        return found
+
+    def round(who: Sequence[str]) -> None:
+        chain.now = max(chain.now, view.opened_at + 5 * TIMEOUT)
+        counted = work(view, 0, {view.member(one).replica: one for one in who}, KEYS)
+        seal = seal_of(view, 0, counted)
+        entries = signatures_of(view, seal, counted, who, KEYS, FOUNDERS[0] if view.vacuum(0, chain.now) else None)
+        life.write(ACCOUNTS[0], "seal", seal_argument(seal, entries))
+
+    for one in members:
+        life.write(one, "joinRun", life.run, 0)
+    for _ in range(8):
+        round(members)
+    for one in members:
+        life.write(one, "leaveRun", life.run)
+    chain.now += 1
+    for one in late:
+        life.write(one, "joinRun", life.run, 0)
+    chain.now = view.opened_at + 9 * TIMEOUT
+    assert reclaims() == [], "a slot is free"
+    life.write(ACCOUNTS[6], "joinRun", life.run, 0)
+    assert {by for by, _ in reclaims()} == {*members}
+    chain.now = view.opened_at + 8 * TIMEOUT
+    assert reclaims() == [], "too early"
+    chain.now = view.opened_at + 8 * TIMEOUT + 1
+    for _ in range(3):
+        by, one = reclaims()[0]
+        life.tries(by, "reclaim", one, foreseen=True)
+        life.check()
+    assert reclaims() == []
+    assert life.done["reclaim"] == 3
+    round(members)
 
 
 def live(chain: DirectChain, seed: int, settings: dict[str, Any], steps: int, moods: tuple[str, ...] = ALL) -> Life:

@@ -23,7 +23,7 @@ from dlx.node.home.join_line import Listed, SignedInvitation
 from dlx.node.home.keys.site import Site
 from dlx.node.home.program import line
 from dlx.node.round.actions import Send
-from dlx.node.round.liveness import claims
+from dlx.node.round.liveness import claims, reclaims_soon
 from dlx.node.round.rules.sites import Enlist, TakeSlots, Wait, next_step
 from dlx.p2p.host import Host
 
@@ -140,6 +140,8 @@ class Membership:
                         at = await self._follower.first()
                         refused = eligibility.full(at.view, None if stage == ANY_STAGE else stage, at.head.time)
                         full.append(stage)
+                        if reclaims_soon(at.view, self._account, stage, at.head.time):
+                            break
                     continue
                 log.info("joined", replica=slot[0], stage=slot[1])
                 await self._until(lambda seen: self.slot_in(seen) is not None, SEEN_SECONDS)
@@ -294,7 +296,7 @@ class Membership:
             for action in claims(seen.view, self._account, None if stage == ANY_STAGE else stage, seen.head.time):
                 match action:
                     case Send("reclaim", str(account)):
-                        log.info("taking the slot of a member without weight", member=account)
+                        log.info("taking a slot that stands still", member=account)
                         await trio.to_thread.run_sync(self._client.reclaim, self._run, account, abandon_on_cancel=True)
                         await self._until(lambda newer: self.slot_in(newer) is not None, SEEN_SECONDS)
                         return f"; that of {account} was taken, but the chain's events do not show it"

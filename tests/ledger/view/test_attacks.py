@@ -86,6 +86,26 @@ def test_who_works_a_while_at_birth_and_then_stands_still_is_dismissed():
     assert not story.view.may_dismiss(FOUNDER, ACCOUNTS[0], story.time)
 
 
+def test_work_in_one_round_of_many_keeps_no_stage_from_its_founders():
+    story = Story.staffed(3, max_replicas=3, horizon=128)
+    story.work(25, range(3))
+    while not story.view.may_dismiss(FOUNDER, ACCOUNTS[0], story.time):
+        assert story.view.next_round(0) < 256
+        for _ in range(31):
+            story.seal(0, [], range(3), wait=TIMEOUT)
+        story.work(1, range(3))
+    assert story.view.stages[0].empties == 0
+
+
+def test_founders_do_not_dismiss_who_outweighs_them_for_what_another_stage_does():
+    story = Story.staffed(1, max_replicas=1, horizon=128)
+    story.work(60, [0])
+    for _ in range(40):
+        story.seal(0, [], [0], wait=TIMEOUT)
+    assert story.view.vacuum(0, story.time) > 0
+    assert not story.view.may_dismiss(FOUNDER, ACCOUNTS[0], story.time)
+
+
 def test_who_has_earned_all_weight_is_not_dismissed_however_long_others_stand_still():
     """A run whose other stage does nothing is not its founders' for that."""
     story = Story.staffed(3, max_replicas=3, horizon=128)
@@ -105,7 +125,12 @@ def test_slots_that_are_taken_in_an_outage_are_taken_back():
     story.time += 1
     for index in range(8, 11):
         story.join(index, index - 8, 0)
-    story.time += 8 * TIMEOUT - 1
+    for index in range(8, 11):  # leaving and joining again puts nothing off
+        story.time = view.opened_at + 8 * TIMEOUT - 12 + index
+        story.leave(index)
+        story.time += 1
+        story.join(index, index - 8, 0)
+    story.time = view.opened_at + 8 * TIMEOUT
     assert not view.may_reclaim(ACCOUNTS[0], ACCOUNTS[8], story.time)
     story.time += 1
     assert view.may_reclaim(ACCOUNTS[0], ACCOUNTS[8], story.time)
@@ -118,6 +143,46 @@ def test_slots_that_are_taken_in_an_outage_are_taken_back():
     assert [view.member_at(replica, 0) for replica in range(3)] == [*names(range(3))]
     assert not any(view.may_reclaim(by, one, story.time + 99 * TIMEOUT) for by in ACCOUNTS for one in names(range(3)))
     story.work(1, range(3))
+
+
+def test_a_little_work_before_an_outage_keeps_no_slot_from_who_did_more():
+    """Accounts that were each counted once held the slots of a stage that stood still for good."""
+    story = Story.staffed(2, max_replicas=3, horizon=128)
+    view = story.view
+    story.work(100, range(2))
+    story.join(8, 2, 0)
+    story.work(1, range(2))
+    story.work(1, [0, 1, 8])
+    for index in (0, 1, 8):
+        story.leave(index)
+    story.time += 1
+    for replica, index in enumerate((8, 9, 10)):
+        story.join(index, replica, 0)
+    story.time += 8 * TIMEOUT + 1
+    assert all(view.may_reclaim(ACCOUNTS[0], ACCOUNTS[index], story.time) for index in (8, 9, 10))
+    story.leave(8)
+    assert not any(view.may_reclaim(ACCOUNTS[8], ACCOUNTS[index], story.time) for index in (9, 10)), "a little weight"
+
+
+def test_newcomers_keep_their_slots_where_another_is_free_or_their_stage_has_sealed():
+    """Who had left some weight threw out newcomers of its choice, wherever they went."""
+    story = Story(stages=2, min_replicas=2, max_replicas=3, horizon=128)
+    view = story.view
+    for index in range(4):
+        story.join(index, index // 2, index % 2)
+    story.open()
+    for _ in range(60):
+        for stage in range(2):
+            story.seal(stage, [stage, 2 + stage], [stage, 2 + stage])
+    story.leave(2)
+    story.time += 1
+    story.join(8, 1, 0)
+    story.time += 9 * TIMEOUT
+    assert not view.may_reclaim(ACCOUNTS[2], ACCOUNTS[8], story.time), "a slot is free"
+    story.join(9, 2, 0)
+    assert view.may_reclaim(ACCOUNTS[2], ACCOUNTS[8], story.time)
+    story.seal(0, [0], [0], wait=0)
+    assert not view.may_reclaim(ACCOUNTS[2], ACCOUNTS[8], story.time), "the other stage is what the round waits for"
 
 
 def test_work_in_two_rounds_of_eight_stops_none_of_the_others():

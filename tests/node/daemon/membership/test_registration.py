@@ -270,20 +270,21 @@ def test_a_full_stage_is_passed_over_and_the_slot_waited_for() -> None:
     assert ledger.sent == [("join", ANY_STAGE)]
 
 
-def test_where_we_left_weight_the_slot_of_one_without_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_we_left_weight_a_slot_that_stands_still_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration, "claims", lambda view, account, stage, now: [Send("reclaim", THIRD)])
+    monkeypatch.setattr(registration, "reclaims_soon", lambda view, account, stage, now: True)
     ledger = Ledger(full=(0,))
 
     async def program(membership: Membership, follower: Follower) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(membership.join, (0,), lambda: None)
+            nursery.start_soon(membership.join, (0, ANY_STAGE), lambda: None)
             await trio.sleep(1)
             assert membership.slot is None
             follower.seen.set(seen(member=True))
         assert membership.slot == (0, 0)
 
     act(ledger, seen(), program)
-    assert ledger.sent == [("reclaim", THIRD)]
+    assert ledger.sent == [("reclaim", THIRD)], "no slot of another stage, where the weight would be lost"
 
 
 LISTED = Listed((b"\7" * 32, b"\x08" * 32))
