@@ -42,7 +42,7 @@ def test_every_event_of_the_contracts_is_known():
             _, indexed, plain, _ = events._SPECS[topic]
             flags = [i["indexed"] for i in entry["inputs"]]
             assert flags == [True] * len(indexed) + [False] * len(plain), entry["name"]
-    assert len(names) == len(events._SPECS) == 18
+    assert len(names) == len(events._SPECS) == 19
 
 
 def test_logs_that_do_not_fit_their_event_are_refused():
