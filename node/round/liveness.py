@@ -189,8 +189,8 @@ class Liveness:
 
 
 def reclaims_soon(view: RunView, account: str, stage: int, now: float) -> bool:
-    """Whether an account without a slot waits for one of the full stage where it left weight, and takes none of another
-    stage, where that is lost: the stage is late, and the account takes a slot once it stands still."""
+    """Whether an account without a slot waits for one of the full stage where it left weight. The stage is late, and
+    once it stands still the account takes a slot there. In another stage its weight would be lost."""
     late = now + (RECLAIM_TIMEOUTS - 1) * view.config.round_timeout
     held = (view.reclaimable_from(account, member) for member, slot in view.members().items() if slot[1] == stage)
     return any(since is not None and since <= late for since in held)
@@ -199,9 +199,9 @@ def reclaims_soon(view: RunView, account: str, stage: int, now: float) -> bool:
 def claims(view: RunView, account: str, stage: int | None, now: float) -> list[a.Send]:
     """What an account without a slot can do to get one (of `stage`, or of any) where none is free.
 
-    It takes a slot that stands still where it left weight; those who come back at once take different ones. Else it asks who has to answer to anybody,
-    the lowest replica first: who has forfeited the slot, or anybody where a round is open for very long. It evicts who
-    could not keep it."""
+    It takes a slot that stands still where it left weight; those who come back at once take different ones. Else it
+    asks who has to answer to anybody, the lowest replica first: who has forfeited the slot, or anybody where a round is
+    open for very long. It evicts who could not keep it."""
     held = sorted((slot, member) for member, slot in view.members().items() if stage is None or slot[1] == stage)
     still = [member for _, member in held if view.may_reclaim(account, member, int(now))]
     if still:

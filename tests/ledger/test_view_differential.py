@@ -274,7 +274,7 @@ def test_the_view_knows_what_the_contract_knows(chain):
 
 @pytest.mark.slow
 def test_slots_that_stand_still_are_reclaimed_as_the_view_foresees(chain):
-    """At every moment, of every holder, by everybody."""
+    """At every moment, of every member, by everybody."""
     life = Life(chain, 5, stages=1, max_replicas=3)
     view, members, late = life.view, ACCOUNTS[1:4], ACCOUNTS[4:6]
 
