@@ -96,6 +96,7 @@ STEPS = (
     Step("docs-test", "make docs-test ARGS='{args}'", ("docs",), long=True),
     Step("bench-test", "make bench-test ARGS='{args}'", ("install",), long=True),
     Step("release-check", "make release-check", ("install",), clock=True, long=True),
+    Step("contracts-coverage", "make contracts-coverage", ("install",), beside=True, long=True),
     Step("slither", "make slither", ("install",), long=True),
     Step("advisories", "make advisories", long=True),
 )
