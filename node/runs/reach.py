@@ -136,6 +136,8 @@ def _judged(address: str, reached: Mapping[int, bool], told: Collection[str]) ->
         text = f"a peer that sees this node at {address} cannot connect to port {closed}"
         mend = "forward the port to this machine; where another leads to it, say --announce"
         return Diagnosis("ports", WARN, text, mend)
-    other = {("ip4",): "IPv6", ("ip6",): "IPv4"}.get(tuple(told))
     text = f"a peer connected to {address}, port {', '.join(map(str, reached))}"
-    return Diagnosis("ports", PASS, text + (f"; others are told no address of {other}" if other else ""))
+    for family, other in (("ip4", "IPv6"), ("ip6", "IPv4")):
+        if {*told} == {family}:
+            text += f"; others are told no address of {other}"
+    return Diagnosis("ports", PASS, text)
