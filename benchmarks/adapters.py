@@ -86,7 +86,7 @@ MODELS: dict[str, dict[str, Any]] = {
 @app.command()
 def sizes() -> None:
     """Print a table of values trained and of bytes that a member sends in a round, in int4, by the models' shapes."""
-    typer.echo("| model | trained | rank | values | bytes a round | fewer than of all weights |")
+    typer.echo("| model | trained | rank | values | bytes a round, of all stages | fewer than of all weights |")
     typer.echo("|---|---|---:|---:|---:|---:|")
     for name, config in MODELS.items():
         whole = _size(config, None)
@@ -136,7 +136,9 @@ def loss(
         min((found[place, lr] for lr in rates), key=lambda runs: statistics.fmean(run.after for run in runs))
         for place in range(len(methods))
     ]
-    typer.echo("| trained | rank | optimiser | rate | bytes a round | before | after | more than both averaged |")
+    typer.echo(
+        "| trained | rank | optimiser | rate | bytes a round, of a replica | before | after | more than both averaged |"
+    )
     typer.echo("|---|---:|---|---:|---:|---:|---:|---:|")
     for place, ((name, adapter, optimiser), runs) in enumerate(zip(methods, best, strict=True)):
         lr = next(lr for lr in rates if found[place, lr] is runs)

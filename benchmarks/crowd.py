@@ -76,7 +76,7 @@ def main(
         with demo.stopping(devnet):
             sealed, used = time.monotonic(), 0.0
             devnet.start()
-            sys.stdout.write("round  seconds  counted  CPU seconds\n")
+            sys.stdout.write("round  seconds of it  counted  CPU seconds of it, in all\n")
 
             def on_round(seen: demo.Observed, round: int) -> None:
                 nonlocal sealed, used
@@ -85,7 +85,7 @@ def main(
                 row = {"round": round, "seconds": now - sealed, "counted": counted, "cpu_seconds": all_used - used}
                 sealed, used = now, all_used
                 rows.append(row)
-                sys.stdout.write(f"{round:5}  {row['seconds']:7.0f}  {row['counted']:7}  {row['cpu_seconds']:11.0f}\n")
+                sys.stdout.write(f"{round:5}  {row['seconds']:13.0f}  {row['counted']:7}  {row['cpu_seconds']:25.0f}\n")
                 sys.stdout.flush()
 
             demo.follow(devnet, on_round, lambda seen: None, stall=STALL)

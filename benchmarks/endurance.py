@@ -27,6 +27,7 @@ from dlx.node.devnet import demo
 from dlx.node.devnet.devnet import Devnet
 
 BLOCK_TIME = 0.1  # seconds
+SO_FAR = "seconds so far"
 MEMORY = ("node_memory", "trainer_memory")
 TARGET_GROWTH = 1024  # bytes of memory per round
 WIDTH = 9  # of a column
@@ -87,13 +88,13 @@ def main(
 
             def on_round(seen: demo.Observed, round: int) -> None:
                 if (round + 1) % every == 0:
-                    rows.append({"rounds": round + 1, "seconds": time.monotonic() - began} | measure(devnet))
+                    rows.append({"rounds": round + 1, SO_FAR: time.monotonic() - began} | measure(devnet))
                     sys.stdout.write(("" if rows[1:] else heading(rows[0])) + line(rows[-1]))
                     sys.stdout.flush()
 
             demo.follow(devnet, on_round, lambda seen: None)
     grown = growth(rows)
-    sys.stdout.write("growth per round, over the last half\n" + line({"rounds": 0, "seconds": 0} | grown))
+    sys.stdout.write("growth per round, over the last half\n" + line({"rounds": 0, SO_FAR: 0} | grown))
     result: dict[str, Any] = {
         "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks.endurance", *sys.argv[1:]]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
@@ -134,7 +135,7 @@ def growth(rows: Sequence[Row]) -> Row:
     """Of each column, per round: the slope of the line through the last half of the rows."""
     last = rows[len(rows) // 2 :]
     rounds = [row["rounds"] for row in last]
-    columns = [name for name in last[0] if name not in ("rounds", "seconds")]
+    columns = [name for name in last[0] if name not in ("rounds", SO_FAR)]
     return {name: statistics.linear_regression(rounds, [row[name] for row in last]).slope for name in columns}
 
 

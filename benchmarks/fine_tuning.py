@@ -220,7 +220,7 @@ def instructions(
     text, talks = prepared_talks(out)
     with ProcessPoolExecutor(workers, get_context("spawn"), ends_with_its_parent) as pool:
         found = list(pool.map(partial(talked, text, talks, out, rate=rate), range(seeds)))
-    typer.echo("| trained | rank | bytes a round | before, of each seed | after | falls by at least |")
+    typer.echo("| trained | rank | bytes a round, of a replica | before, of each seed | after | falls by at least |")
     typer.echo("|---|---:|---:|---|---|---:|")
     for (name, adapter), *runs in zip(TALKS, *found, strict=True):
         cells = [name, str(adapter.rank) if adapter else "", f"{runs[0].bytes:,}"]

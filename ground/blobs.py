@@ -20,7 +20,7 @@ from dlx.ground import durable
 from dlx.ground.blob_index import BlobIndex
 from dlx.ground.durable import Chunk, file_hash
 from dlx.ground.errors import DlxError
-from dlx.ground.partial import CHUNK, Partial, idle_size, piece_bytes, remove_idle
+from dlx.ground.partial import CHUNK, Partial, idle_size, is_at, piece_bytes, remove_idle
 from dlx.ground.room import Room
 
 __all__ = [
@@ -138,15 +138,21 @@ class BlobStore:
         """
         path = self.path(hash_)
         try:
-            if file_hash(path) == hash_:
-                return True
+            file = open(path, "rb")  # noqa: SIM115 - what follows closes it
         except OSError as error:
             if error.errno not in LOST:
                 raise
-            if error.errno == errno.ENOENT:  # nothing to remove: what is there by now is another's good copy
-                return False
-        path.unlink(missing_ok=True)
-        return False
+            return False
+        with file:
+            try:
+                good = hashlib.file_digest(file, "sha256").digest() == hash_
+            except OSError as error:
+                if error.errno not in LOST:
+                    raise
+                good = False
+            if not good and is_at(file.fileno(), path):  # else what is there by now is another's good copy
+                path.unlink(missing_ok=True)
+            return good
 
     def hashes(self) -> set[bytes]:
         return {bytes.fromhex(entry.name) for entry in os.scandir(self.folder) if _is_name(entry.name)}

@@ -118,7 +118,7 @@ class Partial:
         """What holds nothing yet is removed."""
         if not self.done:
             self._log.unlink(missing_ok=True)
-            if _is_at(self._file, self._path):
+            if is_at(self._file, self._path):
                 self._path.unlink()
         os.close(self._marks)
         os.close(self._file)
@@ -150,12 +150,20 @@ def remove_idle(path: Path, before: float) -> int:
         return 0
     try:
         found = os.fstat(file)
-        if locks.take(file, path) and found.st_mtime < before and _is_at(file, path):
+        if locks.take(file, path) and found.st_mtime < before and is_at(file, path):
             path.unlink()
             return found.st_size
     finally:
         os.close(file)
     return 0
+
+
+def is_at(file: int, path: Path) -> bool:
+    """Whether the open file is what lies there, and nobody has put another in its place."""
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _open_locked(path: Path) -> tuple[int, Path]:
@@ -164,7 +172,7 @@ def _open_locked(path: Path) -> tuple[int, Path]:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             alone = locks.take(file, path)
-            if alone and _is_at(file, path):
+            if alone and is_at(file, path):
                 return file, path
         except BaseException:
             os.close(file)
@@ -172,10 +180,3 @@ def _open_locked(path: Path) -> tuple[int, Path]:
         if not alone:
             path = path.with_name(f"{path.name.partition('-')[0]}-{secrets.token_hex(4)}")
         os.close(file)  # another's, or finished or removed meanwhile
-
-
-def _is_at(file: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False

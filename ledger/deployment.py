@@ -18,6 +18,7 @@ from dlx.ledger.transactions.fees import Limits
 from dlx.ledger.transactions.sender import Sender, Unconfirmed
 
 _GAS_DEPLOY = 6_000_000
+_MINED = 60.0  # s for a transaction
 # The first one takes and links nothing.
 _ORDER = ("NodeRegistry", "Invitations", "OuterProofs", "Bonds", "TrainingLedger", "Campaigns")
 
@@ -33,12 +34,12 @@ def deploy(
     rpc_url: str | Sequence[str],
     key: bytes,
     outbox: Path | None = None,
-    timeout: float = 60.0,
     limits: Limits | None = None,
     chain_id: int | None = None,
     rpc_timeout: float = TIMEOUT,
 ) -> Deployment:
-    """Creates all contracts of a ledger with the account's funds; `rpc_timeout` and `chain_id` as in RpcClient.
+    """Creates all contracts of a ledger with the account's funds; `rpc_timeout` and `chain_id` as in RpcClient. Each
+    contract has a minute to be mined, or as long as an answer has.
 
     Where each will be follows from the account's nonce, so that contracts can name one another. Raises LedgerError
     where another transaction of the account came between them.
@@ -54,7 +55,7 @@ def deploy(
         pending = sender.send(None, data, _GAS_DEPLOY, check=lambda block: None)
         if not places:
             places = {one: _created(sender.account, pending.nonce + i) for i, one in enumerate(names)}
-        receipt = sender.wait(pending, timeout)
+        receipt = sender.wait(pending, max(_MINED, rpc_timeout))
         if int(receipt["status"], 16) != 1:
             raise LedgerError(f"creating {name} failed: gas used {int(receipt['gasUsed'], 16)} of {pending.gas}")
         if checksum(bytes.fromhex(receipt["contractAddress"][2:])) != places[name]:
@@ -82,12 +83,13 @@ def _created(account: str, nonce: int) -> str:
     return checksum(keccak(rlp.encode([account_bytes(account), nonce]))[12:])
 
 
-def fund(rpc_url: str | Sequence[str], account: str, timeout: float = 30.0, chain_id: int | None = None) -> None:
-    """Asks the embedded chain's faucet for the account's first funds and waits for them; `chain_id` as in RpcClient.
+def fund(rpc_url: str | Sequence[str], account: str, chain_id: int | None = None, rpc_timeout: float = TIMEOUT) -> None:
+    """Asks the embedded chain's faucet for the account's first funds and waits for them, a minute or as long as for an
+    answer; `rpc_timeout` and `chain_id` as in RpcClient.
 
     Raises LedgerError where the chain has no faucet.
     """
-    rpc = RpcClient(rpc_url, chain_id=chain_id)
+    rpc, timeout = RpcClient(rpc_url, rpc_timeout, chain_id=chain_id), max(_MINED, rpc_timeout)
     try:
         granted = rpc.call("dlx_faucet", account)
     except RpcError as error:

@@ -19,6 +19,10 @@ class AnswerTooLarge(LedgerUnavailable):
     """The chain node began to answer and was not done in time: ask for less at once."""
 
 
+class AnswerUnusable(LedgerUnavailable):
+    """The chain node answers, again and again, and with nothing that was asked for: ask for less at once."""
+
+
 class RateExceeded(LedgerUnavailable):
     """The chain node limits the rate of requests, all the time that there was: ask for less at once, or later."""
 

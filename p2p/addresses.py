@@ -5,7 +5,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import psutil
@@ -108,7 +108,7 @@ def is_public(address: Multiaddr) -> bool:
 def expand(addresses: Iterable[Multiaddr]) -> list[Multiaddr]:
     """Wildcard listening addresses as the addresses of this machine, the most useful first; others as they are."""
     wild, found = list[tuple[str, str]](), list[Multiaddr]()
-    for address in addresses:
+    for address in _of_both_families(addresses):
         if _is_wildcard(address):
             wild.append(_family_and_port(address))
         else:
@@ -161,7 +161,7 @@ def interfaces(family: str) -> list[tuple[str, str]]:
 def is_own(address: Multiaddr, listening: Iterable[Multiaddr]) -> bool:
     """Whether who dials it from here reaches one of these listening addresses of this machine."""
     family, port = _family_and_port(address)
-    for one in listening:
+    for one in _of_both_families(listening):
         if (family, port) == _family_and_port(one):
             ip = plain(str(address.value_for_protocol(family)))
             if ip == one.value_for_protocol(family):
@@ -169,6 +169,34 @@ def is_own(address: Multiaddr, listening: Iterable[Multiaddr]) -> bool:
             if _is_wildcard(one) and ip in {there for _, there in interfaces(family)}:
                 return True
     return False
+
+
+def families(addresses: Iterable[Multiaddr]) -> set[str]:
+    """Those by which others can dial listening addresses of this machine; a name may stand for both."""
+    names = {address.protocols()[0].name for address in expand(addresses)}
+    return {"ip4" if name == "dns4" else "ip6" if name == "dns6" else name for name in names}
+
+
+def _of_both_families(addresses: Iterable[Multiaddr]) -> list[Multiaddr]:
+    """Beside who listens at `::` the IPv4 wildcard of that port, where nobody listens by IPv4 there: connections by
+    IPv4 come to that one."""
+    found = list(addresses)
+    taken = {port for family, port in map(_family_and_port, found) if family == "ip4"}
+    for address in found.copy():
+        family, port = _family_and_port(address)
+        if family == "ip6" and _is_wildcard(address) and port not in taken and _takes_both():
+            found.append(Multiaddr(tcp_at("0.0.0.0", int(port))))
+    return found
+
+
+@cache
+def _takes_both() -> bool:
+    """Whether `::` is IPv4 too: the library leaves that to the system."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            return not probe.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+    except OSError:
+        return False
 
 
 def _family_and_port(address: Multiaddr) -> tuple[str, str]:
@@ -206,8 +234,6 @@ def listenable(addresses: Sequence[Multiaddr]) -> list[Multiaddr]:
         kind = socket.AF_INET if family == "ip4" else socket.AF_INET6
         try:
             with socket.socket(kind, socket.SOCK_STREAM) as probe:
-                if kind == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as the library: IPv4 is another's
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((address.value_for_protocol(family), int(port)))
         except OSError as error:

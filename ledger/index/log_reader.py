@@ -13,7 +13,14 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from dlx.ledger.abi import TypedError
-from dlx.ledger.errors import AnswerTooLarge, Contradiction, LedgerError, LedgerUnavailable, RpcError
+from dlx.ledger.errors import (
+    AnswerTooLarge,
+    AnswerUnusable,
+    Contradiction,
+    LedgerError,
+    LedgerUnavailable,
+    RpcError,
+)
 from dlx.ledger.events import RawLog, parse_log
 from dlx.ledger.rpc.failover import LAG
 from dlx.ledger.rpc.headers import Header, bloom_of, proven_bloom
@@ -200,11 +207,11 @@ def _by_ranges(rpc: RpcClient, contracts: Sequence[str], start: int, end: Header
         ranges = [(first, min(goal, first + size - 1)) for first in range(start, goal + 1, size)]
         try:
             last, found = _in_ranges(rpc, contracts, ranges)
-        except (RpcError, AnswerTooLarge) as error:
+        except (RpcError, AnswerTooLarge, AnswerUnusable) as error:
             size, given = min(size, goal - start + 1), 0
             if size == 1:
                 raise
-            pages.refused(size, slow=isinstance(error, AnswerTooLarge))
+            pages.refused(size, slow=isinstance(error, LedgerUnavailable))
             continue
         given = size if last == goal else 0
         logs = sorted(found, key=lambda timed: (timed[0].block, timed[0].log_index))
@@ -224,9 +231,11 @@ def _in_ranges(
     """The last block, and the logs up to it, of ranges (first block, last block) that follow each other: of as many as
     the chain node gives. Raises RpcError, LedgerUnavailable where it does not give the first."""
     queries = [{"address": list(contracts), "fromBlock": hex(start), "toBlock": hex(end)} for start, end in ranges]
+    divisible = any(end > start for start, end in ranges)
+    answers = rpc.batch("eth_getLogs", [[query] for query in queries], divisible=divisible)
     last, found = None, []
     try:
-        for (start, end), answer in zip(ranges, rpc.batch("eth_getLogs", [[query] for query in queries]), strict=True):
+        for (start, end), answer in zip(ranges, answers, strict=True):
             logs = _parsed(rpc, answer)
             if any(not start <= log.block <= end for log, _ in logs):
                 raise Contradiction(f"the chain node at {rpc.name} gave logs of other blocks than asked for")

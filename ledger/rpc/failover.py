@@ -8,9 +8,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from dlx.ground.backoff import Backoff
-from dlx.ledger.errors import AnswerTooLarge, LedgerError, LedgerUnavailable, RateExceeded, RpcError, WrongLedger
+from dlx.ledger.errors import (
+    AnswerTooLarge,
+    AnswerUnusable,
+    LedgerError,
+    LedgerUnavailable,
+    RateExceeded,
+    RpcError,
+    WrongLedger,
+)
 from dlx.ledger.rpc.endpoint import CHANCE, REST, Endpoint, Transport
-from dlx.ledger.rpc.json_rpc import NoAnswer, RateLimited, Request, SlowAnswer, as_number, may_be_answered_elsewhere
+from dlx.ledger.rpc.json_rpc import (
+    NoAnswer,
+    RateLimited,
+    Request,
+    SlowAnswer,
+    Unusable,
+    as_number,
+    may_be_answered_elsewhere,
+)
 
 LAG = 8  # blocks by which a chain node, or one behind a load balancer, may be late
 
@@ -69,10 +85,11 @@ class Failover:
             del self._asking[request]
             self._late = max(0.0, time.monotonic() - due)
 
-    def ask(self, requests: Sequence[Request], patience: float) -> list[Any]:
+    def ask(self, requests: Sequence[Request], patience: float, divisible: bool = False) -> list[Any]:
         """The results of requests that go out together. Raises RpcError where one is refused, LedgerUnavailable when no
         node answers in time (AnswerTooLarge where one began to, RateExceeded where it is for the rate of requests),
-        WrongLedger where all are on other chains."""
+        WrongLedger where all are on other chains. Of what is `divisible`, for which less can be asked, an answer that
+        is none counts the second time: AnswerUnusable."""
 
         def exchange(transport: Transport, timeout: float) -> list[Any]:
             found = transport.ask(requests, timeout)
@@ -81,7 +98,7 @@ class Failover:
             return found
 
         with self.timed():
-            return self._first_answer(exchange, time.monotonic() + patience)
+            return self._first_answer(exchange, time.monotonic() + patience, divisible)
 
     def once(self, endpoint: Endpoint, exchange: Exchange[_T], timeout: float, last: bool = True) -> _T:
         """One exchange with one chain node. Raises NoAnswer where it, or another, should be asked again."""
@@ -148,7 +165,7 @@ class Failover:
                     asked.rests_until = now + REST.cap
                     break
 
-    def _first_answer(self, exchange: Exchange[_T], deadline: float) -> _T:
+    def _first_answer(self, exchange: Exchange[_T], deadline: float, divisible: bool = False) -> _T:
         """Of the first chain node that gives one."""
         tried: dict[Endpoint, NoAnswer] = {}
         passes = 0
@@ -158,6 +175,8 @@ class Failover:
                 passes += 1
                 pause = _RETRY.delay(passes, CHANCE)
                 reasons, tried = tried, {}
+                if divisible and passes == 2 and any(isinstance(one, Unusable) for one in reasons.values()):
+                    raise AnswerUnusable(f"no answer from {_words(reasons)}")
             else:
                 reasons = tried
             pause = max(pause, endpoint.closed_until - time.monotonic())
@@ -212,7 +231,12 @@ class Failover:
 
 
 def _unavailable(reasons: dict[Endpoint, NoAnswer]) -> LedgerUnavailable:
-    kinds = ((SlowAnswer, AnswerTooLarge), (RateLimited, RateExceeded), (NoAnswer, LedgerUnavailable))
+    kinds = (
+        (SlowAnswer, AnswerTooLarge),
+        (RateLimited, RateExceeded),
+        (Unusable, AnswerUnusable),
+        (NoAnswer, LedgerUnavailable),
+    )
     kind = next(kind for cause, kind in kinds if all(isinstance(reason, cause) for reason in reasons.values()))
     return kind(f"no answer from {_words(reasons)}")
 

@@ -32,13 +32,16 @@ from dlx.ledger.rpc.json_rpc import (
     RateLimited,
     Request,
     SlowAnswer,
+    Unusable,
     encode,
     is_refusal,
     may_be_answered_elsewhere,
+    refusal_of_batch,
     results,
 )
 
 _RETRIED_STATUS = {408, 425, 500, 502, 503, 504}
+_LATER = {408, 425, 502, 503}  # of those: it says nothing about what was asked for
 _TOO_LARGE = 413
 _HEADERS = {
     "Content-Type": "application/json",
@@ -59,12 +62,12 @@ class HttpTransport:
         self._idle: list[Session] = []  # threads share them: a chain node has few connections for each client
 
     def ask(self, requests: Sequence[Request], timeout: float) -> list[Any]:
-        answer, wait, failed = self._post(requests[0][0], encode(requests), timeout)
+        answer, wait, failed = self._post(requests, timeout)
         try:
             return results(requests, answer, wait)
         except RpcError as error:
             if failed and len(requests) == 1 and may_be_answered_elsewhere(error):
-                raise NoAnswer(f"HTTP status {failed}: {error}") from None
+                raise Unusable(f"HTTP status {failed}: {error}") from None
             raise
 
     def tells(self, timeout: float) -> bool:
@@ -75,16 +78,16 @@ class HttpTransport:
         params = ["0x" + seen.hex(), seconds, *([list(contracts)] if contracts else [])]
         return self.ask([("dlx_waitForBlock", params)], timeout)[0]
 
-    def _post(self, method: str, body: bytes, timeout: float) -> tuple[Any, float | None, int]:
+    def _post(self, requests: Sequence[Request], timeout: float) -> tuple[Any, float | None, int]:
         """The decoded answer, the seconds that the chain node wants us to wait, and the status by which it failed, 0
         where it did not. Some providers send a refusal that way, of a batch that is too large for instance."""
         options: dict[str, Any] = {"timeout": timeout, "stream": True, "allow_redirects": False, "headers": _HEADERS}
         session = self._session()
         try:
-            with session.post(self._url, body, **options) as response:
+            with session.post(self._url, encode(requests), **options) as response:
                 wait = _seconds(response.headers.get("Retry-After"))
-                _check_status(response, wait)
-                content, status = _read(response, method), response.status_code
+                _check_status(response, wait, requests)
+                content, status = _read(response, requests[0][0]), response.status_code
         except Timeout:
             raise NoAnswer("no answer in time") from None
         except RequestException as error:
@@ -92,12 +95,13 @@ class HttpTransport:
         finally:
             self._idle.append(session)
         failed = status if status in _RETRIED_STATUS else 0
+        kind = NoAnswer if status in _LATER else Unusable
         try:
             answer = decode_json(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise NoAnswer(f"HTTP status {status}{'' if failed else ', no JSON'}") from None
+            raise kind(f"HTTP status {status}{'' if failed else ', no JSON'}") from None
         if failed and not is_refusal(answer):
-            raise NoAnswer(f"HTTP status {status}")
+            raise kind(f"HTTP status {status}")
         return answer, wait, failed
 
     def _session(self) -> Session:
@@ -117,14 +121,22 @@ def _in_words(error: RequestException) -> str:
     return next((said for kind, said in words.items() if isinstance(error, kind)), type(error).__name__)
 
 
-def _check_status(response: Response, wait: float | None) -> None:
-    """Raises NoAnswer, RateLimited or RpcError for what is no answer, whatever its body."""
+def _check_status(response: Response, wait: float | None, requests: Sequence[Request]) -> None:
+    """Raises NoAnswer, RateLimited or RpcError for what is no answer, whatever its body: but that of a limited rate may
+    refuse a batch for good."""
     if response.status_code == 429 or (response.status_code == 503 and wait is not None):
-        raise RateLimited("", wait)
+        raise (_refusal_of_batch(response) if len(requests) > 1 else None) or RateLimited("", wait)
     if response.status_code == _TOO_LARGE:
         raise RpcError(LIMIT_EXCEEDED, "HTTP status 413: too much at once")
     if response.is_redirect:
         raise NoAnswer(f"it redirects to {_target(response)}, which is not followed: name that as --rpc-url")
+
+
+def _refusal_of_batch(response: Response) -> RpcError | None:
+    try:
+        return refusal_of_batch(decode_json(_read(response, "a batch")))
+    except (NoAnswer, RpcError, RequestException, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _read(response: Response, method: str) -> bytes:

@@ -28,6 +28,10 @@ class NoAnswer(Exception):
     """No answer, or one that another try may improve."""
 
 
+class Unusable(NoAnswer):
+    """An answer that is none: where it comes again, a smaller one may be had."""
+
+
 class SlowAnswer(NoAnswer):
     """The answer began and was not whole in time: a smaller one may be."""
 
@@ -63,13 +67,13 @@ def results(requests: Sequence[Request], answer: Any, wait: float | None = None,
         return [_result(method, answer, wait)]
     if not isinstance(answer, list):
         _result(method, answer, wait)  # says why there is no batch
-        raise NoAnswer("an answer that is no batch")
+        raise Unusable("an answer that is no batch")
     by_id = {each.get("id"): each for each in answer if isinstance(each, dict)}
     ids = range(first_id, first_id + len(requests))
     if len(answer) != len(requests) or set(by_id) != set(ids):
-        refusal = next((each for each in answer if isinstance(each, dict) and each.get("error")), None)
-        _result(method, refusal, wait)
-        raise NoAnswer("a batch of other answers than were asked for")
+        if is_refusal(answer):
+            _result(method, next(each for each in answer if isinstance(each, dict) and each.get("error")), wait)
+        raise Unusable("a batch of other answers than were asked for")
     return [_result_or_error(method, by_id[i], wait) for (method, _), i in zip(requests, ids, strict=True)]
 
 
@@ -78,6 +82,13 @@ def is_refusal(answer: Any) -> bool:
     return any(
         isinstance(each, dict) and each.get("error") for each in (answer if isinstance(answer, list) else [answer])
     )
+
+
+def refusal_of_batch(answer: Any) -> RpcError | None:
+    """What a chain node says against a batch, whatever the status it says it with."""
+    refusal = answer.get("error") if isinstance(answer, dict) else None
+    message = printable(str(refusal.get("message")), 500) if isinstance(refusal, dict) else ""
+    return RpcError(LIMIT_EXCEEDED, message) if "batch" in message.lower() else None
 
 
 def may_be_answered_elsewhere(error: RpcError) -> bool:
@@ -114,7 +125,7 @@ def _result(method: str, answer: Any, wait: float | None) -> Any:
     if refusal is not None:
         raise _error(method, refusal if isinstance(refusal, dict) else {"message": str(refusal)}, wait)
     if not isinstance(answer, dict) or "result" not in answer:
-        raise NoAnswer("an answer that is no JSON-RPC")
+        raise Unusable("an answer that is no JSON-RPC")
     return answer["result"]
 
 

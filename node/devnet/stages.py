@@ -47,7 +47,8 @@ def run(folder: DataDir, settings: Settings, run: str | None, say: Callable[[str
         durable.write_bytes(folder.last_run, chosen.hex().encode())
         with client.events() as index:
             stages = find.view_of(client, index, chosen).config.stages
-        forks = ForkServer()
+        with (folder.logs / "trainers.log").open("ab") as log:
+            forks = ForkServer(log)
         try:
             folders = [_prepared(folder, settings, stage, chosen) for stage in range(stages)]
             nodes = [_start(own, reached, stage, chosen, str(forks.path)) for stage, own in enumerate(folders)]

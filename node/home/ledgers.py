@@ -72,7 +72,7 @@ def reachable_chain(settings: Settings, datadir: DataDir) -> Iterator[Settings]:
             yield _patient(replace(settings, rpc_url=(rpc_url,)))
         return
     if is_own:
-        _check_is_the_folders(datadir.chain, settings)
+        _check_is_the_folders(datadir.chain, _patient(settings))
     yield settings
 
 
@@ -138,7 +138,7 @@ def ask_first_funds(settings: Settings, account: str) -> None:
     rpc = RpcClient(settings.rpc_url, settings.rpc_timeout, chain_id=settings.chain_id)
     is_embedded = str(rpc.call("web3_clientVersion")).startswith("dlx-chain/")
     if is_embedded and rpc.number("eth_getBalance", account, "latest") == 0:
-        fund(settings.rpc_url, account, chain_id=settings.chain_id)
+        fund(settings.rpc_url, account, settings.chain_id, _patient(settings).rpc_timeout)
 
 
 @contextmanager
@@ -252,11 +252,11 @@ def _check_is_the_folders(chain: Path, settings: Settings) -> None:
 
 def _serves(rpc_url: str, settings: Settings) -> bool:
     """Whether our ledger is there: another chain may by now listen on the port that this one had. Where nobody listens
-    that is said at once, and who listens has the time of an answer."""
+    that is said at once, and who listens has as long as the folder's own chain: a second one would not help."""
     from dlx.ledger.errors import LedgerError
     from dlx.ledger.rpc.rpc_client import RpcClient
 
-    rpc = RpcClient(rpc_url, settings.rpc_timeout, patience=0)
+    rpc = RpcClient(rpc_url, _patient(settings).rpc_timeout, patience=0)
     try:
         found = rpc.several(("eth_chainId", ()), ("eth_getCode", (settings.ledger, "latest")))
     except LedgerError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import trio
 
@@ -16,7 +16,7 @@ from dlx.ledger.view.node_registry import RegisteredNode
 from dlx.node import version
 from dlx.node.home.diagnostics import FAIL, PASS, WARN, Diagnosis
 from dlx.p2p import pcp, upnp, wire
-from dlx.p2p.addresses import AddressError, expand, parse_address, private_listener
+from dlx.p2p.addresses import AddressError, expand, families, parse_address, private_listener
 from dlx.p2p.admission import is_global
 from dlx.p2p.dialback import MOST_PORTS, DialBack
 from dlx.p2p.host import Host
@@ -122,16 +122,22 @@ async def _ask(
         for peer, multiaddrs in list(others.items())[:ASKED]:
             host.known(peer, multiaddrs)
             try:
-                return _judged(*await dial_back.ask(peer, ports))
+                told = families(parse_address(text)[0] for text in addresses)
+                return _judged(*await dial_back.ask(peer, ports), told)
             except StreamBroken as error:
                 why = str(error)
     return Diagnosis("ports", WARN, f"not asked, because no peer answers: {why}", "try again once others are there")
 
 
-def _judged(address: str, reached: Mapping[int, bool]) -> Diagnosis:
+def _judged(address: str, reached: Mapping[int, bool], told: Collection[str]) -> Diagnosis:
+    """`told`: the families of the addresses that others are told."""
     closed = ", ".join(str(port) for port, open in reached.items() if not open)
     if closed:
         text = f"a peer that sees this node at {address} cannot connect to port {closed}"
         mend = "forward the port to this machine; where another leads to it, say --announce"
         return Diagnosis("ports", WARN, text, mend)
-    return Diagnosis("ports", PASS, f"a peer connected to {address}, port {', '.join(map(str, reached))}")
+    text = f"a peer connected to {address}, port {', '.join(map(str, reached))}"
+    for family, other in (("ip4", "IPv6"), ("ip6", "IPv4")):
+        if {*told} == {family}:
+            text += f"; others are told no address of {other}"
+    return Diagnosis("ports", PASS, text)

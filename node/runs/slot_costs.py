@@ -203,7 +203,7 @@ def gas_in_words(gas: Gas | None, why: str, chain_id: int, budget: float = Setti
         if budget and gas.day_wei > budget * ETH:
             most = f"; a node stops at {budget:g} ETH a day: raise daily_budget"
         found = f"about {day} ETH a day at {price} gwei and {lasting(gas.seconds)} a round"
-    return f"{found}; to join, an account has to hold up to {joining} ETH{most}"
+    return f"{found}; to join, an account has to hold up to {joining} ETH; a rollup's own fee comes on top{most}"
 
 
 def bond_in_words(bond: int) -> str:

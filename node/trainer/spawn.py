@@ -24,8 +24,9 @@ class Spawned(forks.Forked):
     def __init__(self, server: Path, kind: bytes) -> None:
         self.channel, theirs = socket.socketpair()
         try:
-            with theirs:
-                super().__init__(server, kind, [theirs.fileno(), 1, 2])
+            with theirs, _opened_log() as log:
+                out, err = (1, 2) if log is None else (log.fileno(), log.fileno())
+                super().__init__(server, kind, [theirs.fileno(), out, err])
         except BaseException:
             self.channel.close()
             raise
@@ -50,6 +51,17 @@ def environment(ours: Mapping[str, str]) -> dict[str, str]:
 
 _own: ForkServer | None = None
 _starting = threading.Lock()
+_log: Path | None = None
+
+
+def log_to(path: Path) -> None:
+    """From now on what our processes and their server say, and what they die of, goes there; else where we write."""
+    global _log
+    _log = path
+
+
+def _opened_log() -> contextlib.AbstractContextManager[IO[bytes] | None]:
+    return contextlib.nullcontext() if _log is None else _log.open("ab")
 
 
 def spawn(kind: bytes = TRAINER) -> Spawned:
@@ -62,7 +74,9 @@ def spawn(kind: bytes = TRAINER) -> Spawned:
         if _own is not None and not _own.alive:
             _own.stop()
             _own = None
-        _own = _own or ForkServer()
+        if _own is None:
+            with _opened_log() as log:
+                _own = ForkServer(log)
     return Spawned(_own.path, kind)
 
 

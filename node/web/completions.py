@@ -58,6 +58,10 @@ class _BothRequests(msgspec.Struct, kw_only=True):
     echo: bool | None = None
     logprobs: bool | int | None = None
     top_logprobs: int | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+    logit_bias: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for what would be another answer than the one that is written."""
@@ -67,6 +71,14 @@ class _BothRequests(msgspec.Struct, kw_only=True):
             raise ValueError("`echo`: the prompt is not written again before the answer; leave it out")
         if self.top_logprobs or not (self.logprobs is None or self.logprobs is False):  # 0 asks for some
             raise ValueError("`logprobs`: how likely tokens are is not told; leave it out")
+        if self.suffix:
+            raise ValueError("`suffix`: what follows the answer is not looked at; leave it out")
+        if self.best_of not in (None, 1):
+            raise ValueError("`best_of`: one answer is written to a request; leave it out")
+        if self.logit_bias:
+            raise ValueError("`logit_bias`: no token is made likelier; leave it out")
+        if self.response_format and self.response_format != {"type": "text"}:
+            raise ValueError("`response_format`: answers are text of no given form; leave it out")
 
 
 class _CompletionRequest(_BothRequests):
@@ -277,9 +289,11 @@ class _Answer(LimitedStream):
 
     async def _events(self) -> AsyncIterator[bytes]:
         tokens, usage = 0, {"usage": None} if self._streams_usage else {}
+        role = {"role": "assistant"}  # of the first piece
         async for piece in self._pieces:
             tokens = piece.tokens
-            choice = {"delta": {"role": "assistant", "content": piece.text}} if self._is_chat else {"text": piece.text}
+            choice = {"delta": {**role, "content": piece.text}} if self._is_chat else {"text": piece.text}
+            role = {}
             yield _event(self._said("chat.completion.chunk", [_choice(choice, piece.end)]) | usage)
         if self._streams_usage:
             yield _event(self._said("chat.completion.chunk", []) | self._usage(tokens))

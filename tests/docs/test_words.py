@@ -38,7 +38,7 @@ SYNONYMS = (
     Synonym(r"gossip\s+records?|records?\s+on\s+request|requests?\s+for\s+records", "message on request"),
     Synonym(r"record's\s+text|records\s+of\s+(?:a|the)\s+file", "entry"),
     Synonym(r"book\s+of\s+what", "slashing protection"),
-    Synonym(r"custody", "what a member keeps and shows", r"custody(?=/)"),  # a prefix of owners in the blob store
+    Synonym(r"custody", "drawn", r"custody(?=/)"),  # a prefix of owners in the blob store
     Synonym(r"(?:validator|juror)s?", "member", r"validators"),  # gossipsub calls its own checks so
 )
 
@@ -76,13 +76,35 @@ def test_synonyms_are_found_and_the_contracts_names_are_not() -> None:
     assert list(found(holder, "placeholder\nholderOf(run)\nthe holder of it")) == [3]
 
 
-def test_the_glossary_says_once_what_the_overview_introduces() -> None:
-    text = GLOSSARY.read_text()
+def terms() -> list[str]:
+    """Of the glossary: those with a row of their own, and those in italics in a row."""
+    text = GLOSSARY.read_text(encoding="utf-8")
     rows = re.findall(r"^\| (?!term)(\w[^|]*) \|", text, re.MULTILINE)
-    assert len(rows) == len(set(rows))
-    introduced = {word.lower() for word in ITALIC.findall((ROOT / "docs" / "overview.md").read_text())}
-    said = {word.lower() for word in (*rows, *ITALIC.findall(text))}
-    assert introduced - said - {f"{word}s" for word in said} <= NO_TERM
+    return [word.lower() for word in (*rows, *ITALIC.findall(text))]
+
+
+TERMS = terms()
+
+
+def test_a_term_is_defined_once() -> None:
+    assert {term for term in TERMS if TERMS.count(term) > 1} == set()
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_a_term_is_in_use_and_nobodys_synonym(term: str) -> None:
+    word = re.compile(r"\b" + "s?[ _]?".join(map(re.escape, term.split())), re.IGNORECASE)
+    assert any(word.search(path.read_text(encoding="utf-8")) for path in files() if path != GLOSSARY)
+    assert not [one.instead for one in SYNONYMS if list(found(one, term))]
+
+
+@pytest.mark.parametrize("synonym", SYNONYMS, ids=lambda synonym: synonym.refused)
+def test_what_is_said_in_place_of_a_synonym_is_a_term(synonym: Synonym) -> None:
+    assert synonym.instead in TERMS
+
+
+def test_the_glossary_says_what_the_overview_introduces() -> None:
+    introduced = {word.lower() for word in ITALIC.findall((ROOT / "docs" / "overview.md").read_text(encoding="utf-8"))}
+    assert introduced - set(TERMS) - {f"{word}s" for word in TERMS} <= NO_TERM
 
 
 @pytest.mark.parametrize(

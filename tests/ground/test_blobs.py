@@ -76,17 +76,24 @@ def test_a_damaged_blob_is_found_removed_and_put_again(tmp_path):
     assert not store.sound(name) and not store.has(name) and not store.sound(name)
 
 
-def test_a_blob_that_comes_while_somebody_looks_for_it_stays(tmp_path, monkeypatch):
-    store, name = BlobStore(tmp_path), hashlib.sha256(b"good").digest()
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_blob_that_another_puts_while_a_damaged_one_is_read_stays(fails, tmp_path, monkeypatch):
+    store = BlobStore(tmp_path)
+    path = store.path(store.put(b"good"))
+    path.write_bytes(b"goof")
+    read = hashlib.file_digest
 
-    def missed(path):
+    def replaced(file, digest):
         monkeypatch.undo()
-        store.put(b"good")
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        found = read(file, digest)
+        BlobStore(tmp_path).put(b"good")
+        if fails:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return found
 
-    monkeypatch.setattr(blobs, "file_hash", missed)
-    assert not store.sound(name)
-    assert store.path(name).read_bytes() == b"good"
+    monkeypatch.setattr(blobs.hashlib, "file_digest", replaced)
+    assert not store.sound(bytes.fromhex(path.name))
+    assert path.read_bytes() == b"good"
 
 
 # ---- downloads ----

@@ -21,9 +21,10 @@ takes: `{"kind": "late", "share": 0.5}`.
 | `wrong_chain` | the same, of another chain |
 
 In a test it may also lie: `proxy.lie = change`, where `change(method, params, result)` gives the result that is told
-(or `{"error": ...}`). It may refuse batches of more than `proxy.most` requests (with `proxy.refusal`, and
-`proxy.refusal_status` for HTTP), and answer HTTP 413 to those bodies that `proxy.too_large` names. It may take
-`proxy.delay` seconds for an answer, and give way to another chain node (`proxy.target = url`).
+(or `{"error": ...}`). It may refuse batches of more than `proxy.most` requests (with `proxy.refusal`, or what
+`proxy.refuse` makes of them, and `proxy.refusal_status` for HTTP), and answer HTTP 413, or with
+`proxy.too_large_answer`, to those bodies that `proxy.too_large` names. It may take `proxy.delay` seconds for an answer,
+and give way to another chain node (`proxy.target = url`).
 """
 
 from __future__ import annotations
@@ -69,11 +70,13 @@ class FaultProxy:
         self.seen: list[str] = []
         self.most: int | None = None
         self.refusal, self.refusal_status = (-32600, "batch too large"), 200
+        self.refuse: Callable[[list[dict[str, Any]]], bytes] = lambda batch: _error({}, *self.refusal)
         self.behind = LAG
         self.delay = 0.0
         self.retry_after = 1  # seconds
         self.lie: Callable[[str, list[Any], Any], Any] | None = None
         self.too_large: Callable[[bytes], bool] = lambda body: False
+        self.too_large_answer = (b"<html>413 Request Entity Too Large</html>", 413)  # and its status
         proxy = self
 
         class Handler(_Handler):
@@ -202,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif kind == "429":
             self._answer(b"slow down", 429, {"Retry-After": str(self.faults.retry_after)})
         elif kind == "413":
-            self._answer(b"<html>413 Request Entity Too Large</html>", 413)
+            self._answer(*self.faults.too_large_answer)
         elif kind == "moved":
             self._answer(b"", 308, {"Location": "https://user:key@rpc.example.org/v3/key"})
         elif kind == "limited":
@@ -222,7 +225,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif kind == "wrong_chain" and request["method"] in ("eth_chainId", "net_version"):
             self._answer(_result(request, "0x1"))
         elif self.faults.most is not None and len(batch) > self.faults.most:
-            self._answer(_error({}, *self.faults.refusal), self.faults.refusal_status)
+            limited = {"Retry-After": str(self.faults.retry_after)} if self.faults.refusal_status in (429, 503) else {}
+            self._answer(self.faults.refuse(batch), self.faults.refusal_status, limited)
         else:
             self._answer(self.faults.told(body))
 

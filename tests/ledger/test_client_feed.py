@@ -325,7 +325,7 @@ class CappedNode:
     def headers(self, blocks):
         return map(self.header, blocks)
 
-    def batch(self, method, calls):
+    def batch(self, method, calls, divisible):
         return [self.call(method, *params) for params in calls]
 
     def call(self, method, query):

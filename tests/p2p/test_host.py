@@ -18,7 +18,7 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
 
 from dlx import p2p
-from dlx.p2p.addresses import AddressError, is_own, useful
+from dlx.p2p.addresses import AddressError, expand, families, is_own, useful
 from dlx.p2p.dialback import DialBack
 from dlx.p2p.host import Host
 from dlx.p2p.layout import GuardError, check_layout
@@ -323,6 +323,30 @@ async def test_a_wildcard_is_announced_as_real_addresses():
             ip, port, peer = address.split("/")[2], address.split("/")[4], address.split("/")[6]
             assert ip != "0.0.0.0" and int(port) > 0 and peer == host.peer_id
             with socket.create_connection((ip, int(port)), timeout=PATIENCE):
+                pass
+
+
+async def test_who_listens_at_the_wildcard_of_ipv6_alone_is_announced_by_ipv4_too():
+    """Connections by IPv4 come to that one, as the library makes it."""
+    host = Host(b"k" * 32, ["/ip6/::/tcp/0"], [], HELLO)
+    async with host.run():
+        by_ipv4 = [one.split("/") for one in host.addresses if one.startswith("/ip4/")]
+        assert by_ipv4 and families(host.bound) == {"ip4", "ip6"}
+        for _, _, ip, _, port, *_ in by_ipv4:
+            with socket.create_connection((ip, int(port)), timeout=PATIENCE):
+                pass
+        assert is_own(Multiaddr(f"/ip4/127.0.0.1/tcp/{port}"), host.bound)
+    both = [Multiaddr("/ip6/::/tcp/5"), Multiaddr("/ip4/127.0.0.1/tcp/5")]
+    assert [str(one) for one in expand(both) if "/ip4/" in str(one)] == ["/ip4/127.0.0.1/tcp/5"], (
+        "another listens there"
+    )
+
+
+async def test_a_port_that_another_has_by_ipv4_is_not_listened_on_by_the_wildcard_of_ipv6():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressError, match=rf"cannot listen on port {port} "):
+            async with Host(b"k" * 32, [f"/ip6/::/tcp/{port}"], [], HELLO).run():
                 pass
 
 

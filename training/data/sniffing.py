@@ -6,6 +6,7 @@ plain text may be.
 
 import csv
 import io
+import json
 import re
 from itertools import islice
 from pathlib import Path
@@ -17,10 +18,23 @@ _ROWS = 20  # of a table, looked at
 _PLAIN = ("", ".txt", ".text")  # endings of plain text
 
 _SETTINGS = re.compile(r".*\.env|\.env\..*", re.I)
-_KEY = re.compile(rb"\s*(?:PuTTY-User-Key-File|(?:-----BEGIN |Bag Attributes).*?PRIVATE KEY)", re.S)
-_DOCUMENTS = {re.compile(rb"%PDF-\d\.\d\s"): "a PDF document", re.compile(rb"\{\\rtf\d"): "an RTF document"}
-_PAGE = re.compile(rb"\s*<(?:!doctype\s+html|html)[\s>]", re.I)
-_JSON = re.compile(rb'\s*(?:\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
+_PASSWORDS = re.compile(r".*\.password|[._]netrc", re.I)
+_KEY = re.compile(
+    rb"\s*(?:PuTTY-User-Key-File|(?:-----BEGIN |Bag Attributes).*?PRIVATE KEY|(?:0x)?[\da-fA-F]{64}\s*\Z)", re.S
+)
+_ENCRYPTED = b"dlx-sealed"
+_SETTING = re.compile(r"\s*(?:[#;].*|\[[^]]*\]\s*|(?:export\s+)?[A-Za-z_]\w*\s*=.*)?")
+_SECRET_SETTING = re.compile(
+    r"(?:export\s+)?(?:[A-Z\d_]*(?:KEY|SECRET|TOKEN|PASSWORD)[A-Z\d_]*=|aws_secret_access_key\s*=\s*)\S"
+)
+_DOCUMENTS = {
+    re.compile(rb"%PDF-\d\.\d\s"): "a PDF document",
+    re.compile(rb"%!PS-Adobe-\d"): "a PostScript document",
+    re.compile(rb"\{\\rtf\d"): "an RTF document",
+}
+_PAGE = re.compile(rb"(?:\s|<\?xml\s[^>]*>|(?><!--.*?-->))*+<(?:!doctype\s+html|html)[\s>]", re.I | re.S)
+_OBJECT = re.compile(rb'\s*(?:\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
+_ENTRY, _ENTRY_ENDS = re.compile(r'\s*\[\s*(?=["[])'), re.compile(r'\s*(?:,\s*["[]|\]\s*\Z)')
 _COLUMN = r'"?[^\W\d][\w .-]{0,63}"?'
 _COLUMNS = re.compile(rf"(?:{_COLUMN})?(?P<between>[,;\t]){_COLUMN}(?:(?P=between){_COLUMN})*\r?")
 
@@ -34,7 +48,20 @@ def secret(path: Path, start: bytes = b"") -> str | None:
     """
     if _SETTINGS.fullmatch(path.name):
         return "a file of settings"
-    return "a private key" if _KEY.match(start[:_LOOKED]) else None
+    if _PASSWORDS.fullmatch(path.name):
+        return "a file of passwords"
+    start = start[:_LOOKED]
+    if _KEY.match(start):
+        return "a private key"
+    if start.startswith(_ENCRYPTED):
+        return "an encrypted file of dlx-node"
+    text = start.decode(errors="ignore")
+    if _is_keystore(text):
+        return "an account's keystore"
+    if _is_netrc(text):
+        return "a file of passwords"
+    plain = bare(path).suffix.lower() in _PLAIN
+    return "a file of settings" if plain and _are_settings(text) else None
 
 
 def document(start: bytes) -> str | None:
@@ -54,9 +81,48 @@ def misnamed(path: Path, start: bytes) -> str | None:
         return None
     if _PAGE.match(start):
         return "a page of HTML, perhaps one that says an error: name it .html"
-    if _JSON.match(start):
+    if _OBJECT.match(start) or _is_array(start.decode(errors="ignore")):
         return "JSON: name it .json, or .jsonl where each line is an object"
     return "a table: name it .csv or .tsv" if _is_table(start) else None
+
+
+def _is_keystore(text: str) -> bool:
+    """Whether it is JSON as wallets and clients of chains lock a key by."""
+    if not text.lstrip().startswith("{"):
+        return False
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    locked = found.get("crypto", found.get("Crypto"))
+    return isinstance(locked, dict) and "cipher" in locked
+
+
+def _is_netrc(text: str) -> bool:
+    """Whether it is pairs of words and nothing else: machines, logins, passwords."""
+    if not text.startswith("machine"):
+        return False
+    words = [word for word in text.split() if word != "default"]
+    names = set(words[::2]) if len(words) % 2 == 0 else set()
+    return "password" in names and names <= {"machine", "login", "password", "account"}
+
+
+def _are_settings(text: str) -> bool:
+    """Whether each line is a setting, a comment or a section's name, and one sets a secret."""
+    lines = text.splitlines()
+    return all(map(_SETTING.fullmatch, lines)) and any(map(_SECRET_SETTING.match, lines))
+
+
+def _is_array(text: str) -> bool:
+    """Whether it begins as an array of texts or of arrays does; what is in brackets and followed by words is prose."""
+    begun = _ENTRY.match(text)
+    if begun is None:
+        return False
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, begun.end())
+    except (ValueError, RecursionError):
+        return False
+    return _ENTRY_ENDS.match(text, end) is not None
 
 
 def _is_table(start: bytes) -> bool:

@@ -12,11 +12,13 @@ from dlx.training.data.shards import BYTE_VALUES, DataError, Dataset
 from dlx.training.models import adapters, weights
 from dlx.training.models.batches import Batch, counted, documents, parted
 from dlx.training.models.loss import summed
+from dlx.training.models.pretrained import indexed
 from dlx.training.models.stages import StageModel, stage_shapes
 from dlx.training.models.transfers import to_device
 from dlx.training.recipe.evaluation import spread
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.pointers import pointer
+from dlx.training.recipe.strict import ManifestError
 
 
 class EvaluateError(ValueError):
@@ -110,12 +112,17 @@ def generate(folder: Path, prompt: bytes, tokens: int = 200, seed: int = 0, temp
 
 
 def refuse_unloadable(folder: Path) -> None:
-    """Raises EvaluateError for a folder that has an adapter alone, or a pointer to a file in the place of that."""
+    """Raises EvaluateError for a folder that has an adapter alone, a pointer to a file in the place of that, or weights
+    beside those that its index names."""
     if (folder / adapters.CONFIG).exists():
         raise EvaluateError(f"{folder}: holds an adapter without its base; `pull --merged` gives the model")
     for path in sorted(path for path in folder.glob("*") if path.is_file()):
         if found := pointer(path):
             raise EvaluateError(f"{path}: {found}")
+    try:
+        indexed(folder)
+    except ManifestError as error:
+        raise EvaluateError(str(error)) from None
 
 
 def _load(folder: Path) -> Any:

@@ -70,26 +70,14 @@ class Checkpoint:
         return places
 
     def _files(self) -> list[Path]:
-        index, whole = self._folder / _INDEX, self._folder / _WEIGHTS
-        if not index.is_file():
-            if whole.is_file():
-                return [whole]
-            pickles = [*self._folder.glob("*.bin"), *self._folder.glob("*.pt"), *self._folder.glob("*.pth")]
-            hint = "; pickles can run code and are not read: convert them to safetensors" if pickles else ""
-            raise ManifestError(f"{self._folder}: holds neither {_WEIGHTS} nor {_INDEX}{hint}")
-        names = read_json(index, MAX_INDEX_BYTES).get("weight_map")
-        if not isinstance(names, dict) or not names:
-            raise ManifestError(f"{index}: weight_map: expected a table of tensors and files")
-        files = {str(name) for name in names.values()}
-        for name in files:
-            if Path(name).name != name or not name.endswith(".safetensors"):
-                raise ManifestError(f"{index}: weight_map: expected names of safetensors files beside it")
-        if whole.is_file() and _WEIGHTS not in files:
-            raise ManifestError(
-                f"{self._folder}: holds {_WEIGHTS}, and {_INDEX}, which names other files: which of them are the "
-                "model's weights is not clear: remove the older one"
-            )
-        return [self._folder / name for name in sorted(files)]
+        if found := indexed(self._folder):
+            return found
+        whole = self._folder / _WEIGHTS
+        if whole.is_file():
+            return [whole]
+        pickles = [*self._folder.glob("*.bin"), *self._folder.glob("*.pt"), *self._folder.glob("*.pth")]
+        hint = "; pickles can run code and are not read: convert them to safetensors" if pickles else ""
+        raise ManifestError(f"{self._folder}: holds neither {_WEIGHTS} nor {_INDEX}{hint}")
 
     def _our_name(self, theirs: str, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         """None for a buffer that is no weight."""
@@ -122,6 +110,27 @@ class Checkpoint:
         if not torch.isfinite(tensor).all():
             raise ManifestError(f"{path}: {theirs}: holds a value that is not finite in float32")
         return tensor
+
+
+def indexed(folder: Path) -> list[Path]:
+    """The files of weights that a folder's index names; none where it has no index. Raises ManifestError also where
+    there are weights beside them, which may be older or newer."""
+    index = folder / _INDEX
+    if not index.is_file():
+        return []
+    names = read_json(index, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ManifestError(f"{index}: weight_map: expected a table of tensors and files")
+    files = {str(name) for name in names.values()}
+    for name in files:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ManifestError(f"{index}: weight_map: expected names of safetensors files beside it")
+    if (folder / _WEIGHTS).is_file() and _WEIGHTS not in files:
+        raise ManifestError(
+            f"{folder}: holds {_WEIGHTS}, and {_INDEX}, which names other files: which of them are the "
+            "model's weights is not clear: remove the older one"
+        )
+    return [folder / name for name in sorted(files)]
 
 
 _KINDS = ("F32", "F16", "BF16", "F64")

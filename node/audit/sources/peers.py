@@ -15,6 +15,7 @@ import trio
 
 from dlx.ground.blobs import BlobStore
 from dlx.ground.errors import cause
+from dlx.ground.forks import LOAD_SECONDS
 from dlx.ledger.abi import account_bytes
 from dlx.ledger.keys import peer_id_to_base58
 from dlx.ledger.typed import Domain
@@ -30,7 +31,6 @@ from dlx.p2p.host import Host
 from dlx.p2p.streams import StreamBroken
 from dlx.p2p.verdicts import VerdictExchange
 
-_START_SECONDS = 60.0
 _CONNECT_SECONDS = 15.0
 _DIALS = 16  # at once
 _ASKED = 8  # peers, for verdicts
@@ -145,8 +145,8 @@ class Peers:
         self._scope = trio.CancelScope()
         self._thread = threading.Thread(target=self._run, name="audit-peers", daemon=True)
         self._thread.start()
-        if not self._ready.wait(_START_SECONDS):
-            raise Failure(f"libp2p did not start within {_START_SECONDS:.0f} s: try again, or give --blobs")
+        if not self._ready.wait(LOAD_SECONDS):  # where it ends instead, that is noticed at once
+            raise Failure(f"libp2p did not start within {LOAD_SECONDS:.0f} s: try again, or give --blobs")
         if self._failure is not None:
             raise self._failure
 

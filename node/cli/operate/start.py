@@ -55,6 +55,7 @@ def command(
     from dlx.node.home.keys import site as sites
     from dlx.node.home.ledgers import ledger_client, reachable_chain
     from dlx.node.runs import find
+    from dlx.node.trainer import spawn
 
     gc.freeze()
     gc.enable()
@@ -67,6 +68,7 @@ def command(
     folder.check_secrets()
     with folder.lock() as lock:
         logs.setup(settings.log_format, folder.logs)
+        spawn.log_to(folder.logs / "trainers.log")
         account = identity.load_account(folder, settings)
         node_key = identity.load_node_key(folder, settings)
         of_site = sites.load(folder, settings.site) if settings.site else None

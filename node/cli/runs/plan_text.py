@@ -236,9 +236,10 @@ def _whole_time(plan: Plan) -> str:
     left = "" if plan.run is None else " that are left,"
     now = f"; the newest rounds took {lasting(plan.run.take.seconds)}" if plan.run and plan.run.take.seconds else ""
     more = f", up to {most:,} if the plan shrinks" if most > rounds else ""
+    speed = "" if plan.measured else ", at an assumed speed (--measure takes this machine's)"
     return (
         f"{lasting(_whole_seconds(plan))} at best for {rounds:,} rounds{left} of {lasting(times.round)}{more}: "
-        f"{times.tokens_per_second:,.0f} tokens/s at best, of {_replicas(here.replicas)}{now}"
+        f"{times.tokens_per_second:,.0f} tokens/s at best, of {_replicas(here.replicas)}{speed}{now}"
     )
 
 

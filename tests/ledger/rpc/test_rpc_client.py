@@ -150,6 +150,76 @@ def test_a_batch_that_is_refused_is_asked_for_in_parts_whatever_the_status(embed
         assert proxy.seen.count("eth_getBlockByNumber") < 8
 
 
+def page(proxy, batch):
+    return b"<html>something went wrong</html>"
+
+
+def gateway(proxy, batch):
+    return b'{"message": "something went wrong"}'
+
+
+def first_three(proxy, batch):
+    return json.dumps(json.loads(proxy.forward(json.dumps(batch).encode()))[:3]).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "refuse"),
+    [*((status, refuse) for status in (400, 403, 500) for refuse in (page, gateway)), (200, first_three), (504, page)],
+)
+def test_a_batch_that_is_twice_answered_with_nothing_of_use_is_asked_for_in_parts(embedded, status, refuse):
+    with FaultProxy(embedded.url) as proxy:
+        proxy.most, proxy.refusal_status, proxy.refuse = 3, status, lambda batch: refuse(proxy, batch)
+        rpc = RpcClient(proxy.url, patience=PATIENCE)
+        blocks = list(rpc.batch("eth_getBlockByNumber", [(hex(block), False) for block in range(7)]))
+        assert [int(block["number"], 16) for block in blocks] == [*range(7)]
+        assert proxy.seen.count("eth_getBlockByNumber") == 2 + 2 + 4, "7, 5, and then two at a time"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_limited_rate_that_is_a_batch_too_large_is_not_waited_out(embedded, status):
+    with FaultProxy(embedded.url) as proxy:
+        proxy.most, proxy.refusal, proxy.refusal_status = 3, (429, "a batch has at most 3 requests"), status
+        proxy.retry_after = 99
+        blocks = list(RpcClient(proxy.url).batch("eth_getBlockByNumber", [(hex(block), False) for block in range(7)]))
+        assert [int(block["number"], 16) for block in blocks] == [*range(7)]
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (500, b'{"id": 0, "error": {"code": -32603, "message": "block range too large"}}'),
+        (504, b"<html>timeout</html>"),
+    ],
+)
+def test_a_range_of_logs_that_is_too_large_is_made_smaller_whatever_says_so(fake_chain, status, body):
+    for _ in range(300):
+        fake_chain.mine()
+    with FaultProxy(fake_chain.url) as proxy:
+        rpc = RpcClient(proxy.url, patience=PATIENCE)
+        end = rpc.header(290)
+
+        def wide(asked):
+            request = json.loads(asked)
+            query = request["params"][0] if b"eth_getLogs" in asked and isinstance(request, dict) else {}
+            return int(query.get("toBlock", "0x0"), 16) - int(query.get("fromBlock", "0x0"), 16) >= 100
+
+        proxy.too_large, proxy.too_large_answer = wide, (body, status)
+        assert list(_by_ranges(rpc, [LEDGER], 1, end))[-1][0] == end
+        assert proxy.seen.count("eth_getLogs") < 20
+
+
+def test_a_chain_node_that_has_nothing_of_use_for_the_smallest_range_is_asked_for_as_long_as_any(fake_chain):
+    fake_chain.mine()
+    with FaultProxy(fake_chain.url) as proxy:
+        rpc = RpcClient(proxy.url, patience=2.0)
+        end = rpc.header(1)
+        proxy.too_large, proxy.too_large_answer = lambda asked: True, (b"<html>timeout</html>", 504)
+        began = time.monotonic()
+        with pytest.raises(LedgerUnavailable, match="HTTP status 504"):
+            list(_by_ranges(rpc, [LEDGER], 0, end))
+        assert 1.0 < time.monotonic() - began < PATIENCE and rpc.log_range.limit == 1
+
+
 @pytest.mark.parametrize(("code", "kind"), [(-32602, RpcError), (-32603, LedgerUnavailable)])
 def test_a_refusal_with_status_500_is_final_unless_the_chain_node_says_that_it_failed(
     embedded, monkeypatch, code, kind

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from dlx.ledger.abi import account_bytes
 from dlx.ledger.keys import peer_id_from_base58
+from dlx.ledger.typed import Domain
 from dlx.ledger.view.node_registry import RegisteredNode
 from dlx.node import version
 from dlx.node.audit.report import Report
@@ -26,7 +27,7 @@ from dlx.node.audit.sources.peers import Peers
 from dlx.node.cli.app import main
 from dlx.node.cli.auditing import audit as audit_command
 from dlx.node.cli.runs import pull as pull_command
-from dlx.node.home.errors import UsageFailure
+from dlx.node.home.errors import Failure, UsageFailure
 from dlx.p2p import wire
 from dlx.p2p.exchange import BlobExchange
 from dlx.p2p.host import Host
@@ -46,6 +47,14 @@ def serve(honest_history: History) -> Iterator[Serve]:
     """`serve(folder)` starts a peer of the run that serves the folder, right or wrong."""
     with ExitStack() as stack:
         yield lambda folder: stack.enter_context(_peer(honest_history, folder, secrets.token_bytes(32)))
+
+
+def test_libp2p_has_as_long_to_start_as_whatever_else_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlx.node.audit.sources.peers.LOAD_SECONDS", 0.0)
+    monkeypatch.setattr(Peers, "_run", lambda self: None)
+    domain = Domain(31337, "0x" + "11" * 20)
+    with pytest.raises(Failure, match="did not start within 0 s"), Peers(domain, bytes(32), dict, ()) as peers:
+        peers.verdicts(0)
 
 
 def test_everything_can_come_from_peers_and_a_bad_one_is_only_dropped(

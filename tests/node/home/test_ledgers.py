@@ -5,16 +5,19 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dlx.ledger import deployment
 from dlx.ledger.chain import ChainError
 from dlx.ledger.chain.on_disk import newest_block
 from dlx.ledger.index.event_index import Contracts
 from dlx.ledger.rpc.rpc_client import RpcClient
+from dlx.ledger.transactions.sender import Pending, Sender
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
-from dlx.node.home.ledgers import deploy_embedded, open_ledger, reachable_chain
+from dlx.node.home.ledgers import _OWN_SECONDS, ask_first_funds, deploy_embedded, open_ledger, reachable_chain
 from dlx.node.home.settings import Settings
 from tests.history_builder import History, Network, embedded_chain
 from tests.ledger.fault_proxy import FaultProxy
@@ -76,6 +79,27 @@ def test_a_command_waits_for_the_chain_that_it_starts_and_says_nothing_of_it(
     assert (folder.logs / "chain.log").exists() and capfd.readouterr().err == ""
 
 
+def test_an_embedded_chain_has_as_long_to_mine_as_to_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    had, wait, fund = list[float](), Sender.wait, deployment.fund
+
+    def noted(sender: Sender, pending: Pending, timeout: float) -> dict[str, Any]:
+        had.append(timeout)
+        return wait(sender, pending, timeout)
+
+    def funded(rpc_url: str, account: str, chain_id: int, rpc_timeout: float) -> None:
+        had.append(rpc_timeout)
+        fund(rpc_url, account, chain_id, rpc_timeout)
+
+    monkeypatch.setattr(Sender, "wait", noted)
+    monkeypatch.setattr(deployment, "fund", funded)
+    folder = DataDir(tmp_path)
+    folder.create()
+    with embedded_chain(folder.chain) as url:
+        deploy_embedded(folder, url, 31337)
+        ask_first_funds(Settings(rpc_url=(url,), chain_id=31337), "0x" + "11" * 20)
+    assert len(had) > 2 and set(had) == {_OWN_SECONDS}
+
+
 def test_a_chain_that_answers_late_is_not_started_again(
     history_network: Network, honest_history: History, tmp_path: Path
 ) -> None:
@@ -83,7 +107,7 @@ def test_a_chain_that_answers_late_is_not_started_again(
     shutil.copytree(history_network.blobs.parent / "chain", folder.chain, dirs_exist_ok=True)
     with FaultProxy(honest_history.rpc_url) as proxy:
         proxy.delay = 1.0
-        slow = replace(settings, rpc_url=(proxy.url,), rpc_timeout=patient(10.0))
+        slow = replace(settings, rpc_url=(proxy.url,), rpc_timeout=0.2)
         folder.contracts.write_text(folder.contracts.read_text().replace(honest_history.rpc_url, proxy.url))
         with reachable_chain(slow, folder) as here:
             assert here == slow

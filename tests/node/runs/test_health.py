@@ -248,9 +248,17 @@ def test_a_price_that_no_setting_bears_and_a_chain_without_one_have_different_me
 
 
 def test_ports_that_a_peer_cannot_reach_are_a_warning_with_what_mends_it() -> None:
-    assert reach._judged("203.0.113.7", {4650: True}).verdict == PASS
-    found = reach._judged("203.0.113.7", {4650: False, 4651: True})
+    assert reach._judged("203.0.113.7", {4650: True}, {"ip4", "ip6"}).verdict == PASS
+    found = reach._judged("203.0.113.7", {4650: False, 4651: True}, {"ip4"})
     assert found.verdict == WARN and "4650" in found.text and "--announce" in found.mend
+
+
+def test_it_is_said_where_others_are_told_addresses_of_one_family_only() -> None:
+    for told, said in (({"ip4"}, "no address of IPv6"), ({"ip6"}, "no address of IPv4")):
+        found = reach._judged("203.0.113.7", {4650: True}, told)
+        assert found.verdict == PASS and found.text.endswith(said)
+    for told in ({"ip4", "ip6"}, {"dns"}):
+        assert "no address" not in reach._judged("203.0.113.7", {4650: True}, told).text
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,9 @@ def test_time_traffic_and_disk_are_said_first_and_what_a_common_one_does_not_hol
     said = plan()
     time, traffic, disk = said.stdout.splitlines()[:3]
     assert re.fullmatch(
-        r"time     \S+ \S+ at best for 10,000 rounds of .*: [\d,]+ tokens/s at best, of 20 replicas", time
+        r"time     \S+ \S+ at best for 10,000 rounds of .*: [\d,]+ tokens/s at best, of 20 replicas, "
+        r"at an assumed speed .*",
+        time,
     )
     assert re.fullmatch(
         r"traffic  \S+ GB each way a round for a member, \S+ GB a day, \S+ TB for the run; "

@@ -78,7 +78,7 @@ def test_gas_is_said_with_what_it_is_per(stated: StatedRun) -> None:
     said = gas_in_words(gas_of(view, None, PRICE, 600.0), "", chain_id=10)
     assert said == (
         "about 0.012 ETH a day at 2 gwei and 10 min a round; to join, an account has to hold up to 0.0075 ETH; "
-        "a node pays at most 0.05 ETH a day (daily_budget)"
+        "a rollup's own fee comes on top; a node pays at most 0.05 ETH a day (daily_budget)"
     )
     assert "about 0.000083 ETH a round at 2 gwei;" in gas_in_words(gas_of(view, None, PRICE, None), "", chain_id=10)
     dear = gas_of(view, None, PRICE._replace(now=20 * GWEI), 600.0)
@@ -143,7 +143,7 @@ def test_a_slot_of_a_run_is_planned_for_this_machine(going: tuple[History, list[
     left = found["rounds"]
     assert left == found["run"]["rounds_left"] == 997
     assert f" at best for {left:,} rounds that are left, of " in lines["time"]
-    assert "; the newest rounds took " in lines["time"] and " of 2 replicas; " in lines["time"]
+    assert "; the newest rounds took " in lines["time"] and " of 2 replicas, at an assumed speed " in lines["time"]
     worst = max(found["stages"], key=lambda stage: stage["memory"]["host"])
     assert lines["memory"].startswith(f"up to {size(worst['memory']['host'])} for stage {worst['stage']}; ")
     assert lines["memory"].endswith(" are free here") and " a day" in lines["traffic"]

@@ -511,6 +511,18 @@ def test_threads_spin_shortly_for_each_other_unless_the_operator_says_otherwise(
         assert waits(**wanted) == wanted
 
 
+def test_what_a_process_dies_of_is_in_the_log_and_not_on_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(spawn, "_log", None)
+    spawn.log_to(tmp_path / "trainers.log")
+    process = spawn.spawn(b"?")
+    assert process.wait(PATIENCE) == 1
+    process.end()
+    assert "KeyError: b'?'" in (tmp_path / "trainers.log").read_text()
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_whose_owner_dies_dies_too_and_a_shared_server_serves_the_next(

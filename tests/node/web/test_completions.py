@@ -342,6 +342,8 @@ def test_a_streamed_answer_is_the_whole_one_in_pieces(writer: Writer, path: str)
     choices = [json.loads(line)["choices"][0] for line in lines]
     texts = [each["delta"]["content"] if chat else each["text"] for each in choices]
     assert "".join(texts) == (one["message"]["content"] if chat else one["text"])
+    if chat:
+        assert [each["delta"].get("role") for each in choices] == ["assistant"] + [None] * (len(choices) - 1)
     assert [each["finish_reason"] for each in choices][:-1] == [None] * (len(choices) - 1)
     assert choices[-1]["finish_reason"] == one["finish_reason"]
 
@@ -351,6 +353,7 @@ def test_null_is_as_if_the_field_was_not_there(writer: Writer, path: str) -> Non
     app = Completions(writer, "m").app()
     given: dict[str, Any] = {"messages": [USER]} if "chat" in path else {"prompt": "hi"}
     fields = ["max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "seed", "stop", "stream"]
+    fields += ["suffix", "best_of", "logit_bias", "response_format"]
     fields += ["stream_options", "echo", "logprobs", "top_logprobs", *(["tools"] if "chat" in path else [])]
     answer = asked(app, "POST", path, given | dict.fromkeys(fields))
     assert answer.status_code == 200, answer.text
@@ -405,6 +408,10 @@ def test_every_token_that_the_model_wrote_is_counted(writer: Writer, monkeypatch
         ({"logprobs": 1}, "`logprobs`"),
         ({"logprobs": 0}, "`logprobs`"),  # of the chosen tokens alone
         ({"logprobs": True, "top_logprobs": 5}, "`logprobs`"),
+        ({"suffix": "b"}, "`suffix`"),
+        ({"best_of": 3}, "`best_of`"),
+        ({"logit_bias": {"5": -100}}, "`logit_bias`"),
+        ({"response_format": {"type": "json_object"}}, "`response_format`"),
     ],
 )
 def test_what_would_be_another_answer_is_refused_in_plain_words(
@@ -413,7 +420,8 @@ def test_what_would_be_another_answer_is_refused_in_plain_words(
     app, given = Completions(writer, "m").app(), {"prompt": "a", "max_tokens": 1}
     answer = asked(app, "POST", "/v1/completions", given | changes)
     assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(f"{field}: ")
-    nothing = {"echo": False, "logprobs": False, "top_logprobs": 0, "n": 1}
+    nothing: dict[str, Any] = {"echo": False, "logprobs": False, "top_logprobs": 0, "n": 1}
+    nothing |= {"suffix": "", "best_of": 1, "logit_bias": {}, "response_format": {"type": "text"}}
     assert asked(app, "POST", "/v1/completions", given | nothing).status_code == 200
 
 

@@ -82,6 +82,8 @@ def test_a_text_about_pointers_is_none_and_the_notes_of_dvc_are_left_out(tmp_pat
 
 KEY = b"-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmU=\n-----END OPENSSH PRIVATE KEY-----\n"
 
+KEYSTORE = json.dumps({"version": 3, "crypto": {"cipher": "aes-128-ctr", "ciphertext": "ab", "kdf": "scrypt"}}).encode()
+
 
 def _texts_of(found: formats.Found) -> tuple[formats.Found, list[str]]:
     """What is left of it once it was read, and its texts."""
@@ -104,6 +106,15 @@ def _texts_of(found: formats.Found) -> tuple[formats.Found, list[str]]:
         ("login.ppk", b"PuTTY-User-Key-File-3: ssh-ed25519\n"),
         ("prod.env", b"TOKEN=abc\n"),
         ("PROD.ENV", b"TOKEN=abc\n"),
+        ("node.key", b"dlx-sealed\1\x12" + b"a" * 28 + b"\4peer" + b"b" * 48),
+        ("lyon.key", b"5e" * 32 + b"\n"),
+        ("mine.password", b"correct horse\n"),
+        ("UTC--2026-01-01T00-00-00.000000000Z--ab", KEYSTORE),
+        ("account.txt", KEYSTORE),
+        ("credentials", b"# mine\n[default]\naws_access_key_id = AKIA\naws_secret_access_key = abc\n"),
+        ("netrc", b"machine a.example login me password abc\ndefault login me password abc\n"),
+        ("env", b"# of the chain\nDLX_RPC_URL=https://a\n\nexport ETH_PRIVATE_KEY='abc'\n"),
+        ("env.txt", b"API_KEY=abc\r\n"),
     ],
 )
 def test_a_secret_is_left_out_of_a_folder_and_refused_by_name_unless_its_bytes_are_wanted(
@@ -119,15 +130,15 @@ def test_a_secret_is_left_out_of_a_folder_and_refused_by_name_unless_its_bytes_a
             assert str(found) == f"1 .md; left out: 1 secret ({name})"
     with pytest.raises(DataError) as told:
         _texts_of(formats.find([path], "text"))
-    assert str(told.value).startswith(f"{path}: seems to be a ") and "keep it out of the sources" in str(told.value)
+    assert str(told.value).startswith(f"{path}: seems to be a") and "keep it out of the sources" in str(told.value)
     assert "\n" not in str(told.value)
     assert _texts_of(formats.find([path], "text", raw=True))[1] == [content.decode()]
 
 
-@pytest.mark.parametrize("name", [".env", ".env.local"])
-def test_hidden_settings_are_refused_where_they_are_named(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "what"), [(".env", "settings"), (".env.local", "settings"), (".netrc", "passwords")])
+def test_hidden_secrets_are_refused_where_they_are_named(name: str, what: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("TOKEN=abc\n")
-    with pytest.raises(DataError, match="seems to be a file of settings"):
+    with pytest.raises(DataError, match=f"seems to be a file of {what}"):
         _texts_of(formats.find([tmp_path / name], "text"))
 
 
@@ -148,6 +159,10 @@ def test_hidden_settings_are_refused_where_they_are_named(name: str, tmp_path: P
             r"a page of HTML, perhaps one that says an error: name it \.html",
         ),
         ("a.text", b'\n<html lang="en">404', "a page of HTML"),
+        ("a.txt", b'<?xml version="1.0"?>\n<!-- a --><!-- b -->\n<!DOCTYPE html>\n<html>', "a page of HTML"),
+        ("a.txt", b'["one", "two"]', r"JSON: name it \.json"),
+        ("a.txt", b'[ ["one", 1],\n ["two", 2]', r"JSON: name it \.json"),
+        ("a", b'[["one"]]\n', r"JSON: name it \.json"),
     ],
 )
 def test_a_page_a_table_or_json_that_is_named_as_text_is_asked_about(
@@ -177,6 +192,21 @@ def test_a_page_a_table_or_json_that_is_named_as_text_is_asked_about(
         ("a.env.md", "about settings"),
         ("a.crt", "-----BEGIN CERTIFICATE-----\nMII="),
         ("a.py", 'KEY = "-----BEGIN PRIVATE KEY-----"'),
+        ("a.py", 'import os\n\nAPI_KEY = os.environ["API_KEY"]\n'),
+        ("a.py", 'PAD_TOKEN="<pad>"\n'),
+        ("a.txt", "Set\nAPI_KEY=abc\nbefore you start.\n"),
+        ("a.txt", "key = 5\nmax_tokens = 7\n"),
+        ("a.txt", "LANGUAGE=German\n"),
+        ("a.txt", "machine login password"),
+        ("a.txt", "machine learning needs a login and a password"),
+        ("a.txt", "ab" * 31),
+        ("a.md", '{"crypto": "about ciphertext"}'),
+        ("a.txt", '["Quoted"], he said.'),
+        ("a.txt", "[[A link]] to a page"),
+        ("a.txt", "[[1]] says otherwise"),
+        ("a.txt", "[" * 100_000),
+        ("a.txt", "<!-- a -->" * 5_000 + "<p>"),
+        ("a.txt", "%!PS-Adobe is how PostScript begins"),
     ],
 )
 def test_text_that_only_resembles_something_else_is_taken(name: str, content: str, tmp_path: Path) -> None:
@@ -381,6 +411,7 @@ def _npy() -> bytes:
         ("scan", b"%PDF-1.4\n\xe2\xe3", "seems to be a PDF document"),
         ("scan.txt", b"%PDF-1.4\n1 0 obj", "seems to be a PDF document"),
         ("letter.txt", b"{\\rtf1\\ansi a}", "seems to be an RTF document"),
+        ("print.txt", b"%!PS-Adobe-3.0\n%%Pages: 1\n", "seems to be a PostScript document"),
         ("columns", b"PAR1\0", "seems to be Parquet"),
         ("numbers", _npy(), "seems to be an array"),
         ("wide.txt", "text".encode("utf-16-le"), "it holds a zero byte (byte 1)"),

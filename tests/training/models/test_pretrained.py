@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 from dlx.ground.merkle import file_root
 from dlx.training.models import weights
-from dlx.training.models.evaluate import EvaluateError
+from dlx.training.models.evaluate import EvaluateError, generate
 from dlx.training.models.export import export
 from dlx.training.models.generate import Writer
 from dlx.training.models.pretrained import Checkpoint, read_config
@@ -274,6 +274,11 @@ def test_an_old_file_beside_a_newer_index_is_refused_and_not_chosen(llama: Path,
     with pytest.raises(ManifestError) as told:
         Checkpoint(_draft(folder, [[0, 3]]))
     assert f"holds {whole.name}, and {index.name}" in str(told.value) and "remove the older one" in str(told.value)
+    with pytest.raises(EvaluateError) as answering:
+        Writer(folder)
+    with pytest.raises(EvaluateError) as evaluated:
+        generate(folder, b"")
+    assert str(answering.value) == str(evaluated.value) == str(told.value)
     index.write_text(json.dumps({"weight_map": dict.fromkeys(names, whole.name)}))
     assert Checkpoint(_draft(folder, [[0, 3]])).weights(0)  # the index names it
     index.unlink()
