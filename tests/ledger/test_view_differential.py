@@ -253,7 +253,6 @@ LIVES = (
     (2, {"max_replicas": 4, "quorum_numerator": 3, "quorum_denominator": 5}, ALL),
     (4, {"max_replicas": 4}, ("sites", "sites", "silent")),
     (8, {"stages": 1, "max_replicas": 4}, ALL),
-    (10, {"stages": 1, "max_replicas": 4}, ("churn",)),
 )
 
 
