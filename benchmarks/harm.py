@@ -27,6 +27,7 @@ from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.models.stages import initialise
 from dlx.training.outer.inner_products import Plain, gram
 from dlx.training.outer.policy import measure, multipliers
+from dlx.training.outer.reach import reach_of_a_step
 from dlx.training.outer.step import outer_step, parts
 from dlx.training.recipe.manifest import Manifest
 from tests.attacks.acts import NeverLied, distance
@@ -79,7 +80,7 @@ def heldout(lie: Lie, policy: str, setting: Setting, rounds: int, steps: int, ou
                 products = gram(
                     [Plain(one) for one in arrays], {name: tensor.shape for name, tensor in version.items()}
                 )
-                weights = list(multipliers(measure(policy, stated, products.tolist())))
+                weights = list(multipliers(measure(policy, stated, products.tolist(), reach_of_a_step(manifest, 0))))
             copies = ({name: values.copy() for name, values in one.items()} for one in arrays)  # the step uses them up
             version = _copied(version)
             weighed = parts(stated, weights)

@@ -146,7 +146,8 @@ class _OuterAudit:
         self._multipliers(sealed, usable)
         if usable:
             with suppress(PayloadError, CodecError):  # the replay says so
-                self._displacement.check(sealed, self._replay.norms(stage, round))
+                self._displacement.check(sealed, self._replay.norms(stage, round), self._replay.reach(stage))
+        self._displacement.see_loss(sealed)
         if state is None or not usable:
             reason = "a payload cannot be used" if state is not None else f"V[{stage},{round}] is not at hand"
             self._add("replay", "SKIP", stage, round, self._view.weights(stage, round + 1), reason)
@@ -180,8 +181,8 @@ class _OuterAudit:
         if outcome.inner_steps != plan.inner_steps:
             wrong.append(f"says that the round has {outcome.inner_steps} inner steps, its plan has {plan.inner_steps}")
         fewest = fewest_steps(plan.inner_steps)
-        for record in sealed.records:
-            most = self._most(sealed, record.replica, plan)
+        for record, account in zip(sealed.records, sealed.accounts, strict=True):
+            most = self._most(sealed, account, plan)
             if not fewest <= record.inner_steps <= most:
                 stated = f"{record.inner_steps} inner steps of replica {record.replica}"
                 wrong.append(f"counts {stated}, its plan allows {fewest} to {most}")
@@ -193,8 +194,8 @@ class _OuterAudit:
         detail = "; ".join(filter(None, wrong))
         self._add("terms", "FAIL" if detail else "PASS", sealed.stage, sealed.round, sealed.digest, detail)
 
-    def _most(self, sealed: Sealed, replica: int, plan: Plan) -> int:
-        return most_steps(self._replay.terms, self._view, sealed.stage, replica, sealed.round, plan)
+    def _most(self, sealed: Sealed, account: str, plan: Plan) -> int:
+        return most_steps(self._replay.terms, self._view, sealed.stage, account, sealed.round, plan)
 
     def _is_over(self, round: int) -> bool:
         """Whether a seal of the round may end the run, or nobody can tell."""
@@ -240,7 +241,7 @@ class _OuterAudit:
             wrong.append(f"names {counted.account} as its account")
         if counted.base_weights != base:
             wrong.append(f"starts from {counted.base_weights.hex()}, the round's base is {base.hex()}")
-        most = self._most(sealed, record.replica, plan)
+        most = self._most(sealed, account, plan)
         if fault := statement_fault(replay.terms, counted, plan, most):
             fewest = fewest_steps(plan.inner_steps)
             wrong.append(_FAULTS[fault].format(plan=plan, counted=counted, fewest=fewest, most=most, unit=UNIT))

@@ -26,6 +26,7 @@ from dlx.training.models.shapes import stage_shapes
 from dlx.training.outer.average import fold, members
 from dlx.training.outer.inner_products import InnerProducts
 from dlx.training.outer.policy import Measured
+from dlx.training.outer.reach import reach_of_a_step
 from dlx.training.outer.step import OuterError, SealedPayload, Version, apply_round, measure_round, start_hash
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Plan as ManifestPlan
@@ -169,6 +170,10 @@ class Replay:
         """Of the decoded payloads that a seal counts. Raises as `step`."""
         blobs = [(one.payload, one.plan) for one in self._counted(self.view.sealed[stage, round])]
         return [math.sqrt(one) for one in self._products[stage].norms(blobs)]
+
+    def reach(self, stage: int) -> float:
+        """How far a step of the run's inner optimiser moves the stage at most."""
+        return reach_of_a_step(self.manifest, stage)
 
     def after(self, state: State, made: Version) -> State:
         """The state after `step`."""

@@ -322,7 +322,7 @@ class RoundMachine(StageMachine):
             members = [self.view.member_at(replica, self.stage) for replica in self.view.complete_replicas()]
             steps = self._pace.steps(round, plan.inner_steps, [one for one in members if one is not None], now)
             self._time_for = round, 0 if self.rests else steps
-        most = most_steps(self.rules, self.view, self.stage, self.slot[0], round, plan)
+        most = most_steps(self.rules, self.view, self.stage, self.account, round, plan)
         return max(fewest_steps(plan.inner_steps), min(self._time_for[1], most))
 
     def _have_samples(self, round: int, now: float, out: list[a.Action]) -> bool:

@@ -64,19 +64,25 @@ def create_run(
     show: Callable[[str], None] = lambda line: None,
     founders: Sequence[str] = (),
     invited: bool = False,
+    unbounded: bool = False,
 ) -> CreatedRun:
     """Publish data and genesis as blobs in the folder, complete the manifest and register the run on the ledger.
     `founders`: their accounts; none: the account that creates it. `invited`: only who is invited joins, as where the
-    draft says so. `agree` hears which data will be public, and raises
-    if it must not be; `progress` hears each step, `show` how far the data is.
+    draft says so. `unbounded`: whether anybody may join a run whose policy has no bound. `agree` hears which data will
+    be public, and raises if it must not be; `progress` hears each step, `show` how far the data is.
 
     A crash at any point, and a second call with the same draft and data, lead to the same run. Raises ManifestError
-    naming the key for a bad draft, DataError for bad sources, LedgerError.
+    naming the key for a bad draft, Failure for one that is refused, DataError for bad sources, LedgerError.
     """
     draft = with_retention(draft_from_toml(draft_path))
     draft = msgspec.structs.replace(draft, invited=invited or draft.invited)
     for warning in advice.warnings(draft):
         progress(f"warning: {warning}")
+    if advice.is_unbounded(draft) and not unbounded:
+        raise Failure(
+            'outer.policy "mean" has no bound, and anybody may join: write "clip+cosine" or invited = true, or give '
+            "--unbounded"
+        )
     if not client.balance(client.account):  # said before hours go into a corpus
         raise Failure(f"account {client.account} has no funds to register the run with: send it some and try again")
     preparation = None if draft.data.prepared else _preparation(draft, show)

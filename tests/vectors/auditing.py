@@ -23,6 +23,7 @@ from dlx.node.round.rules.round_rules import base_version, is_folded, most_steps
 from dlx.node.runs.find import config_of, horizon_of
 from dlx.training.inner.states import unused
 from dlx.training.models.shapes import stage_shapes
+from dlx.training.outer.reach import reach_of_a_step
 from dlx.training.recipe.draft import Draft, DraftData, DraftModel, complete
 from dlx.training.recipe.manifest import Manifest, canonical_bytes, manifest_hash
 from dlx.training.recipe.recipe import BlobRef, WeightsRef
@@ -378,35 +379,46 @@ class _Seals(dict[tuple[int, int], Any]):
 
 
 def _trial() -> list[dict[str, Any]]:
-    """How many inner steps a contribution may state, by the rounds whose seals count its replica."""
+    """How many inner steps a contribution may state, by the rounds whose seals count its account, and with
+    which multiplier they do."""
     found = []
     for delay, steps, round, counted in (
         (0, 1, 0, []), (0, 2, 0, []), (0, 40, 0, []), (0, 500, 0, []), (0, 40, 1, [0]), (0, 40, 70, [6]),
         (0, 40, 70, [7]), (1, 40, 1, [0]), (1, 40, 2, [0]), (1, 40, 2, [1]), (1, 500, 66, [2]), (1, 500, 66, [3]),
         (1, 500, 66, [64]), (1, 500, 66, [65]),
     ):  # fmt: skip
-        mine, others = SimpleNamespace(replica=1), SimpleNamespace(replica=0)
-        sealed = _Seals(
-            ((0, at), SimpleNamespace(records=[others, mine] if at in counted else [others])) for at in range(round)
-        )
-        view: Any = SimpleNamespace(sealed=sealed, next_round=lambda stage, round=round: round)
-        most = most_steps(_terms(delay), view, 0, 1, round, Plan(4, 0, steps))
-        found.append({"delay": delay, "plan": steps, "round": round, "counted": counted, "most": most})
+        for by in (32768, 1, 0):
+            full, mine = SimpleNamespace(multiplier=32768), SimpleNamespace(multiplier=by)
+            seals = (
+                SimpleNamespace(records=[full, mine], accounts=["another", "own"])
+                if at in counted
+                else SimpleNamespace(records=[full], accounts=["another"])
+                for at in range(round)
+            )
+            sealed = _Seals(((0, at), one) for at, one in enumerate(seals))
+            view: Any = SimpleNamespace(sealed=sealed, next_round=lambda stage, round=round: round)
+            most = most_steps(_terms(delay), view, 0, "own", round, Plan(4, 0, steps))
+            case = {"delay": delay, "plan": steps, "round": round, "counted": counted, "multiplier": by, "most": most}
+            found.append(case)
     return found
 
 
 def _displacement() -> list[dict[str, Any]]:
     """What an audit says of the contributions of a seal: by the norms of their payloads, steps and multipliers."""
     found = []
-    for norms, steps, by in (
-        ([3.0, 3.5, 2.5], [10, 10, 10], [32768, 32768, 32768]),
-        ([1.0, 8.0, 1.0], [10, 10, 10], [32768, 32768, 32768]),  # just as far as may be
-        ([1.0, 8.25, 1.0], [10, 10, 10], [32768, 32768, 32768]),
-        ([1.0, 16.0, 1.0], [10, 10, 10], [32768, 16384, 32768]),
-        ([2.0, 2.0, 8.5], [20, 20, 5], [32768, 32768, 32768]),  # in a quarter of the steps
-        ([1.0, 9.0], [10, 10], [32768, 32768]),
-        ([9.0], [10], [32768]),
-        ([9.0, 1.0, 1.0], [10, 10, 10], [32768, 0, 0]),
+    for norms, steps, by, reach in (
+        ([3.0, 3.5, 2.5], [10, 10, 10], [32768, 32768, 32768], 1.0),
+        ([1.0, 8.0, 1.0], [10, 10, 10], [32768, 32768, 32768], 1.0),  # just as far as may be
+        ([1.0, 8.25, 1.0], [10, 10, 10], [32768, 32768, 32768], 1.0),
+        ([1.0, 16.0, 1.0], [10, 10, 10], [32768, 16384, 32768], 1.0),
+        ([2.0, 2.0, 8.5], [20, 20, 5], [32768, 32768, 32768], 1.0),  # in a quarter of the steps
+        ([1.0, 9.0], [10, 10], [32768, 32768], 0.25),
+        ([1.0, 40.0], [10, 10], [32768, 32768], 0.25),
+        ([9.0], [10], [32768], 0.25),
+        ([9.0], [10], [32768], 0.1),
+        ([9.0, 1.0, 1.0], [10, 10, 10], [32768, 0, 0], 1.0),
+        ([9.0, 0.0, 0.0], [10, 10, 10], [32768, 32768, 32768], 1.0),  # of zeros the reach is the measure
+        ([8.0, 8.0, 8.0], [10, 10, 10], [32768, 32768, 32768], 0.01),
     ):
         said = list[str]()
         report: Any = SimpleNamespace(
@@ -416,9 +428,13 @@ def _displacement() -> list[dict[str, Any]]:
         records = [SimpleNamespace(inner_steps=count, multiplier=each, loss=0) for count, each in made]
         sealed: Any = SimpleNamespace(records=records, accounts=[str(at) for at in range(len(by))], round=0, stage=0)
         sealed.digest = bytes(32)
-        Displacement(report, 2).check(sealed, norms)
-        found.append({"norms": norms, "inner_steps": steps, "multipliers": by, "verdict": said[0] if said else None})
+        Displacement(report, 2).check(sealed, norms, reach)
+        case = {"norms": norms, "inner_steps": steps, "multipliers": by, "reach": reach}
+        found.append(case | {"verdict": said[0]})
     return found
+
+
+_OPTIMISERS = ("adamw", "muon", "shampoo")
 
 
 def _manifest() -> dict[str, Any]:
@@ -437,7 +453,11 @@ def _manifest() -> dict[str, Any]:
         "tensors": [{name: list(shape) for name, shape in stage_shapes(manifest, stage).items()} for stage in (0, 1)],
         "unused": {
             optimiser: [unused(_stepped_by(manifest, optimiser), stage).hex() for stage in (0, 1)]
-            for optimiser in ("adamw", "muon", "shampoo")
+            for optimiser in _OPTIMISERS
+        },
+        "reach": {
+            optimiser: [reach_of_a_step(_stepped_by(manifest, optimiser), stage) for stage in (0, 1)]
+            for optimiser in _OPTIMISERS
         },
     }
 

@@ -562,30 +562,36 @@ def _start() -> list[dict[str, Any]]:
 
 
 def _policy() -> list[dict[str, Any]]:
-    """Contributions of one seal: steps, payloads of a few numbers, what is sealed, what else may be signed, and what
-    nobody may sign."""
-    cases = {
-        "equals": ([10, 10, 10], [(3.0, 4.0), (4.0, 3.0), (5.0, 0.0)]),
-        "one is ten times as long": ([10, 10, 10], [(3.0, 4.0), (40.0, 30.0), (5.0, 0.0)]),
-        "a short round moves further a step": ([20, 5, 5], [(4.0, 0.0), (1.5, 0.5), (1.5, -0.5)]),
-        "one that rounds to nothing": ([10, 10, 10], [(3.0, 4.0), (5.0, 0.0), (5e6, 0.0)]),
-        "one pulls against the others": ([10, 10, 10], [(1.0, 0.0), (1.0, 0.1), (-1.0, 0.0)]),
-        "of four one is dropped at most": ([1, 1, 1, 1], [(1.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (-1.0, 0.0)]),
-        "of two nobody is": ([1, 1], [(1.0, 0.0), (-1.0, 0.0)]),
-        "zeros": ([1, 1, 1], [(0.0, 0.0), (0.0, 0.0), (1.0, 0.0)]),
-        "of two one is five times as long": ([10, 20], [(3.0, 4.0), (-30.0, 40.0)]),
-        "of two nearly equal cosines the first, though the second is lower": (
-            [1, 1, 1, 1], [(1.0, 0.0, 0.0), (-1.0, 3.0, 0.0), (-1.0001, 0.0, 3.0), (1.0, 0.0, 0.0)],
+    """Contributions of one seal: steps, payloads of a few numbers, how far a step reaches, what is sealed, what else
+    may be signed, and what nobody may sign."""
+    cases: dict[str, tuple[list[int], list[tuple[float, ...]], float]] = {
+        "equals": ([10, 10, 10], [(3.0, 4.0), (4.0, 3.0), (5.0, 0.0)], 1.0),
+        "one is ten times as long": ([10, 10, 10], [(3.0, 4.0), (40.0, 30.0), (5.0, 0.0)], 9.0),
+        "a short round moves further a step": ([20, 5, 5], [(4.0, 0.0), (1.5, 0.5), (1.5, -0.5)], 1.0),
+        "one that rounds to nothing": ([10, 10, 10], [(3.0, 4.0), (5.0, 0.0), (5e6, 0.0)], 1.0),
+        "all are longer than a step reaches": ([10, 20, 10], [(3.0, 4.0), (10.0, 0.0), (5.0, 0.0)], 0.3),
+        "one alone": ([10], [(3.0, 4.0)], 0.3),
+        "of two neither is held against the other": ([10, 20], [(3e-9, 4e-9), (-30.0, 40.0)], 2.4),
+        "two that pull against each other": ([1, 1], [(1.0, 0.0), (-1.0, 0.0)], 1.0),
+        "one pulls against the others": ([10, 10, 10], [(1.0, 0.0), (1.0, 0.1), (-1.0, 0.0)], 1.0),
+        "of five two pull against the others": ([1] * 5, [(1.0, 0.0), (1.0, 0.0), (1.0, 0.0), (-1.0, 0.1), (-3.0, 0.0)], 1.0),
+        "two against two": ([1] * 4, [(1.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (-1.0, 0.0)], 1.0),
+        "all three would go: nobody does": ([1, 1, 1], [(1.0, 0.0), (-0.5, 0.8), (-0.5, -0.8)], 1.0),
+        "two against one of the others": ([1] * 5, [(1.0, 0.0), (1.0, 2.0), (1.0, 3.0), (-1.0, 2.0), (-1.0, 2.5)], 9.0),
+        "zeros": ([1, 1, 1], [(0.0, 0.0), (0.0, 0.0), (1.0, 0.0)], 1.0),
+        "a cosine just above the threshold": ([1, 1, 1], [(1.0, 0.0), (1.0, 0.0), (5e-10, 1.0)], 1.0),
+        "a cosine just below it": ([1, 1, 1], [(1.0, 0.0), (1.0, 0.0), (-5e-10, 1.0)], 1.0),
+        "surely below it": ([1, 1, 1], [(1.0, 0.0), (1.0, 0.0), (-5e-9, 1.0)], 1.0),
+        "half may pull against most: whoever surely does may stay": (
+            [1, 1, 1], [(1.0, 0.0, 0.0), (-5e-10, 1.0, 0.0), (-1.0, -1.0, 0.0)], 9.0,
         ),
-        "a cosine just above the threshold": ([1, 1, 1], [(1.0, 0.0), (1.0, 0.0), (5e-5, 1.0)]),
-        "a cosine just below it": ([1, 1, 1], [(1.0, 0.0), (1.0, 0.0), (-5e-5, 1.0)]),
     }  # fmt: skip
     found = []
-    for name, (steps, payloads) in cases.items():
+    for name, (steps, payloads, reach) in cases.items():
         products = np.array(payloads) @ np.array(payloads).T
-        case: dict[str, Any] = {"name": name, "inner_steps": steps, "payloads": payloads}
+        case: dict[str, Any] = {"name": name, "inner_steps": steps, "payloads": payloads, "reach": reach}
         for policy in ("clip", "clip+cosine"):
-            measured = measure(policy, steps, products.tolist())
+            measured = measure(policy, steps, products.tolist(), reach)
             sealed = multipliers(measured)
             instead = [(at, other) for at, one in enumerate(sealed) for other in {one - 1, one + 1, 0, 32768} - {one}]
             others = [(*sealed[:at], other, *sealed[at + 1 :]) for at, other in sorted(instead) if other >= 0]

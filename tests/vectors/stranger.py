@@ -288,51 +288,73 @@ def _topk(data: bytes, count: int, rank: int) -> tuple[list[float], bytes]:
     return values, data[end:]
 
 
-def policy(name: str, steps: list[int], payloads: list[list[float]]) -> list[tuple[float, bool, bool]]:
-    """Of each contribution u, whether it is dropped, and whether either is as good."""
+MATRICES = {
+    *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj"),
+    *("qkv_proj", "fc1", "fc2", "dense", "dense_h_to_4h", "dense_4h_to_h", "query_key_value", "c_attn", "c_proj"),
+    "c_fc",
+}  # but for experts', which end in no `weight`
+
+
+def reach(inner: dict[str, Any], matrices: int, others: int) -> float:
+    """Of a step, where the stage has so many values in its layers' matrices and so many others."""
+    if inner["optimiser"] == "adamw":
+        return inner["lr"] * math.sqrt(matrices + others)
+    size = {"muon": 0.25, "shampoo": 1.0}[inner["optimiser"]]
+    return math.hypot(size * inner["matrix_lr"] * math.sqrt(matrices), inner["lr"] * math.sqrt(others))
+
+
+def policy(
+    name: str, steps: list[int], payloads: list[list[float]], reach: float
+) -> list[tuple[float, bool, bool, bool]]:
+    """Of each contribution u, whether one drops it oneself, whether everybody must, and whether anybody may."""
     norms = [math.sqrt(sum(value * value for value in one)) / count for one, count in zip(payloads, steps, strict=True)]
-    ordered, half = sorted(norms), sum(steps) / 2
-    middle = ordered[(len(norms) - 1) // 2]
-    of_steps = next(n for n in ordered if sum(s for m, s in zip(norms, steps, strict=True) if m <= n) >= half)
-    most = min(ordered[-1], 4 * ordered[0]) if len(norms) == 2 else min(middle, max(of_steps, middle / 2))
-    left, dropped, either = list(range(len(steps))), set[int](), set[int]()
-    while name == "clip+cosine" and 2 * (len(dropped) + 1) < len(steps):
-        cosines = {one: _with_others(one, left, payloads) for one in left}
-        worst = next(one for one in left if cosines[one] < min(cosines.values()) + 1e-4)
-        if abs(cosines[worst]) < 1e-4:
-            either.add(worst)
-        if cosines[worst] >= 0:
-            break
-        dropped.add(worst)
-        left.remove(worst)
+    most = measure(norms, steps, reach)
+    seen = (_against(payloads, bound) if name == "clip+cosine" else set[int]() for bound in (-1e-9, 0.0, 1e-9))
+    surely, own, perhaps = seen
+    few = [2 * len(one) < len(steps) for one in (surely, own, perhaps)]
+    dropped, must, may = own if few[1] else set(), surely if few[2] else set(), perhaps if few[0] else set()
     factors = [min(1.0, most / n) if n else 1.0 for n in norms]
-    return [(32768 * factor + 1 / 64, at in dropped, at in either) for at, factor in enumerate(factors)]
+    return [(32768 * f + 1 / 64, at in dropped, at in must, at in may) for at, f in enumerate(factors)]
 
 
-def _with_others(one: int, left: list[int], payloads: list[list[float]]) -> float:
-    moving = [payloads[other] for other in left if other != one and any(payloads[other])]
-    others = [sum(other[place] / math.hypot(*other) for other in moving) for place in range(len(payloads[one]))]
-    size = math.hypot(*payloads[one]) * math.hypot(*others)
-    return sum(a * b for a, b in zip(payloads[one], others, strict=True)) / size if size else 0.0
+def _against(payloads: list[list[float]], bound: float) -> set[int]:
+    """Whose cosines with more than half of the others are below this."""
+    found = set()
+    for at, own in enumerate(payloads):
+        others = [one for place, one in enumerate(payloads) if place != at and any(one) and any(own)]
+        cosines = [
+            sum(a * b for a, b in zip(own, one, strict=True)) / math.hypot(*own) / math.hypot(*one) for one in others
+        ]
+        if 2 * sum(cosine < bound for cosine in cosines) > len(payloads) - 1:
+            found.add(at)
+    return found
 
 
-def multiplier(u: float, dropped: bool, either: bool) -> int:
+def multiplier(u: float, dropped: bool) -> int:
     """What a proposer seals."""
     return 0 if dropped else math.floor(u)
 
 
-def may_sign(u: float, dropped: bool, either: bool, sealed: int) -> bool:
+def may_sign(u: float, must: bool, may: bool, sealed: int) -> bool:
     fits = -1 / 128 <= u - sealed <= 1 + 1 / 128
-    return fits or sealed == 0 if either else sealed == 0 if dropped else fits
+    return sealed == 0 if must else fits or (may and sealed == 0)
 
 
-def displacement(norms: list[float], steps: list[int], multipliers: list[int]) -> str | None:
-    """What an audit says of a seal; None where it does not look."""
-    moved = sorted(n * by / (32768 * count) for n, count, by in zip(norms, steps, multipliers, strict=True))
-    median = lower_median(moved)
-    if len(moved) < 2 or not median:
-        return None
-    return "PASS" if moved[-1] / median <= 8 else "WARN"
+def measure(norms: list[float], steps: list[int], reach: float) -> float:
+    """Of a step; `norms` are those of the payloads divided by their steps."""
+    if len(norms) < 3:
+        return reach
+    middle = lower_median(norms)
+    taken = {n: sum(count for m, count in zip(norms, steps, strict=True) if m <= n) for n in norms}
+    of_steps = min(n for n in norms if 2 * taken[n] >= sum(steps))
+    return min(reach, middle, max(of_steps, middle / 2))
+
+
+def displacement(norms: list[float], steps: list[int], multipliers: list[int], reach: float) -> str:
+    """What an audit says of a seal with records."""
+    own = [norm / count for norm, count in zip(norms, steps, strict=True)]
+    bound = 8 * (measure(own, steps, reach) or reach)
+    return "PASS" if max(n * by / 32768 for n, by in zip(own, multipliers, strict=True)) <= bound else "WARN"
 
 
 def parts(steps: list[int], multipliers: list[int]) -> list[float]:
@@ -1038,10 +1060,10 @@ def follows(case: dict[str, Any], said: dict[str, Any]) -> bool:
     )
 
 
-def most_steps(delay: int, plan: int, round: int, counted: list[int]) -> int:
-    """`counted`: the rounds whose seals have a record of the replica."""
+def most_steps(delay: int, plan: int, round: int, counted: list[int], multiplier: int) -> int:
+    """`counted`: the rounds whose seals have a record of the account, with this multiplier."""
     base = max(0, round - delay)
-    if any(round - 63 <= t <= base - 1 for t in counted):
+    if multiplier and any(round - 63 <= t <= base - 1 for t in counted):
         return plan
     return min(plan, max(2, -(-plan // 16)))
 

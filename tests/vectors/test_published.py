@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import struct
 from typing import Any
 
@@ -131,17 +132,27 @@ def test_a_stranger_starts_from_the_same_weights(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["clip", "clip+cosine"])
 @pytest.mark.parametrize("case", FILES["policy.json"], ids=lambda case: case["name"])
 def test_a_stranger_seals_and_signs_the_same_multipliers(case: dict[str, Any], name: str) -> None:
-    found = s.policy(name, case["inner_steps"], case["payloads"])
-    assert [s.multiplier(*one) for one in found] == case[name]["multipliers"]
+    found = s.policy(name, case["inner_steps"], case["payloads"], case["reach"])
+    assert [s.multiplier(u, dropped) for u, dropped, *_ in found] == case[name]["multipliers"]
     assert case[name]["refused"]
     for sealed in case[name]["multipliers"], *case[name]["signed"], *case[name]["refused"]:
-        may = all(s.may_sign(*one, each) for one, each in zip(found, sealed, strict=True))
+        may = all(s.may_sign(u, *bounds, each) for (u, _, *bounds), each in zip(found, sealed, strict=True))
         assert may == (sealed not in case[name]["refused"]), sealed
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "muon", "shampoo"])
+def test_a_stranger_finds_the_same_reach_of_a_step(optimiser: str) -> None:
+    known = FILES["manifest.json"]
+    for tensors, reach in zip(known["tensors"], known["reach"][optimiser], strict=True):
+        values = {name: math.prod(shape) for name, shape in tensors.items()}
+        matrices = sum(count for name, count in values.items() if name.split(".")[-2] in s.MATRICES)
+        inner = json.loads(known["text"])["inner"] | {"optimiser": optimiser}
+        assert s.reach(inner, matrices, sum(values.values()) - matrices) == pytest.approx(reach, rel=1e-12)
 
 
 def test_a_stranger_sees_who_moved_the_model_too_far() -> None:
     for case in FILES["displacement.json"]:
-        found = s.displacement(case["norms"], case["inner_steps"], case["multipliers"])
+        found = s.displacement(case["norms"], case["inner_steps"], case["multipliers"], case["reach"])
         assert found == case["verdict"], case
 
 
@@ -277,7 +288,7 @@ def test_a_stranger_finds_that_the_same_statements_follow_from_their_past(case: 
 
 def test_a_stranger_allows_the_same_steps() -> None:
     for case in FILES["trial.json"]:
-        assert s.most_steps(case["delay"], case["plan"], case["round"], case["counted"]) == case["most"], case
+        assert s.most_steps(**{key: one for key, one in case.items() if key != "most"}) == case["most"], case
 
 
 def test_a_stranger_reads_the_same_of_a_manifest() -> None:

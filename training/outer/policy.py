@@ -1,15 +1,15 @@
 """The run's aggregation policy: how much each contribution of a seal weighs, beyond its inner steps.
 
-`clip` scales every contribution down to a measure of how far an inner step moves (`measure_of_a_step`). No member may
-set that alone, whatever steps it states: it is at most the (lower) median of the replicas, and at least half of that.
-Short rounds move further a step than long ones, so where replicas differ the median of all steps taken lies below that
-of the replicas. Between these bounds it is the measure. Of two replicas either may be wrong: there the longer one is
-scaled down to four times the shorter one, which honest ones never differ by.
+`clip` scales every contribution down to a measure of how far an inner step moves (`measure_of_a_step`). That is never
+more than the run's inner optimiser can move (`reach`), so one or two contributions have a bound too. Of three or more
+it is also at most the (lower) median of the replicas, and at least half of that. So no member sets it alone, whatever
+steps it states. Short rounds move further a step than long ones, so where replicas differ the median of all steps taken
+lies below that of the replicas. Between these bounds it is the measure.
 
-`clip+cosine` also drops those that pull against the others. One at a time it drops the one whose cosine with the sum of
-the others' directions is lowest, as long as that is below the threshold and fewer than half are dropped. One at a time,
-because one bad contribution turns the sum that good ones are held against. Directions all have length 1, so that nobody
-is most of "the others" by what it states or sends. So most always remain, and of two nobody is dropped.
+`clip+cosine` also drops those that pull against more than half of the others: whose payloads have cosines below 0 with
+theirs. Each pair is looked at by itself. So what a minority sends drops no honest member, as long as honest ones have
+something in common; and nobody is most of "the others" by its length or its steps. Where half or more would go, nobody
+does: then nobody knows who is right.
 
 Norms and cosines are sums whose order a machine chooses, so no two machines need agree on their last bits. The proposer
 seals integers, its factors rounded down, and whoever checks them takes either of two where its own factor lies within a
@@ -29,36 +29,44 @@ from itertools import accumulate
 
 from dlx.ground.constants import UNIT
 
-THRESHOLD = 0.0  # a contribution whose cosine with the others' sum is below this is dropped
-LEAST = 2.0  # the measure is at least the replicas' median over this
-OF_TWO = 4.0  # how much further a step the one of two may move than the other
+LEAST = 2.0  # the measure is at least the replicas' median over this, where the reach allows it
+FEW = 2  # contributions of which no median says anything
 HAIR = 1 / 64  # of a unit: that of two machines' factors differ by 1e-12 of them
-BAND = 1e-4  # whose cosine lies closer to the threshold than this may be dropped or kept: float64 sums differ by 1e-12
+BAND = 1e-9  # a cosine this close to 0 may be seen on either side of it: float64 sums differ by 1e-12
 
 Gram = Sequence[Sequence[float]]  # inner products, float64, of each payload with each
 
 
 @dataclass(frozen=True)
+class Against:
+    """How many of the others a contribution pulls against: for sure (a cosine of -BAND or less), as seen here (below
+    0), and perhaps, as another machine may see it (below BAND)."""
+
+    surely: int
+    seen: int
+    perhaps: int
+
+
+@dataclass(frozen=True)
 class Measured:
     """What decides about the multipliers of one seal. It is the factor, at most 1, that scales each contribution down
-    to the measure of a step. It is also those that pull against the others (index, cosine when its turn came), in the
-    order in which they are dropped. The last ones may lie within the band above the threshold."""
+    to the measure of a step. With `clip+cosine` it is also how many others each pulls against."""
 
     factors: tuple[float, ...]
-    outliers: tuple[tuple[int, float], ...] = ()
+    against: tuple[Against, ...] = ()
 
 
-def measure(policy: str, steps: Sequence[int], gram: Gram) -> Measured:
+def measure(policy: str, steps: Sequence[int], gram: Gram, reach: float) -> Measured:
     """What `clip` or `clip+cosine` needs to know of the contributions of one seal, in their listed order: their inner
-    steps and the inner products of their decoded payloads. Of these `clip` looks at the diagonal only."""
+    steps, the inner products of their decoded payloads, and the reach of a step. Of the products `clip` looks at the
+    diagonal only."""
     norms = [math.sqrt(gram[index][index]) for index in range(len(steps))]
-    factors = _factors(steps, norms)
-    return Measured(factors, _outliers(norms, gram) if policy == "clip+cosine" else ())
+    return Measured(_factors(steps, norms, reach), _against(norms, gram) if policy == "clip+cosine" else ())
 
 
 def multipliers(measured: Measured) -> tuple[int, ...]:
     """What a proposer seals: Q1.15 integers, UNIT for a contribution that counts in full."""
-    dropped = _dropped(measured, THRESHOLD)
+    dropped = _dropped([one.seen for one in measured.against])
     return tuple(0 if index in dropped else int(_units(factor)) for index, factor in enumerate(measured.factors))
 
 
@@ -67,79 +75,74 @@ def disagreement(measured: Measured, sealed: Sequence[int]) -> str | None:
     factors = measured.factors
     if len(sealed) != len(factors):
         return f"{len(sealed)} multipliers for {len(factors)} contributions"
-    must, may = _dropped(measured, THRESHOLD - BAND), _dropped(measured, THRESHOLD + BAND)
+    surely, perhaps = ([getattr(one, seen) for one in measured.against] for seen in ("surely", "perhaps"))
+    # Another machine may see more that pull against others than are sure to, and then too many.
+    must = _dropped(surely) if _fewer_than_half(perhaps) else set[int]()
+    may = _most_others(perhaps) if _fewer_than_half(surely) else set[int]()
     for index, (one, factor) in enumerate(zip(sealed, factors, strict=True)):
         if index in must and one != 0:
-            return f"contribution {index} has the multiplier {one}, but it pulls against the others"
+            return f"contribution {index} has the multiplier {one}, but it pulls against most of the others"
         if not _may_be(factor, one) and not (one == 0 and index in may):
             return f"contribution {index} has the multiplier {one}, its norm a step gives {UNIT * factor:.2f}"
     return None
 
 
-def measure_of_a_step(steps: Sequence[int], norms: Sequence[float]) -> float:
-    """How far an inner step may move at most, by the inner steps of each contribution (at least one) and its norm.
+def measure_of_a_step(steps: Sequence[int], norms: Sequence[float], reach: float) -> float:
+    """How far an inner step may move at most, by the inner steps of each contribution (at least one), its norm, and
+    the reach of a step.
 
     Examples:
         Three that took a quarter of the steps, and moved further a step than one that took them all:
 
-        >>> measure_of_a_step([20, 5, 5, 5], [20.0, 7.5, 7.5, 7.5])
+        >>> measure_of_a_step([20, 5, 5, 5], [20.0, 7.5, 7.5, 7.5], 4.0)
         1.0
 
         One that states as many steps as all others together do not set the measure with it:
 
-        >>> measure_of_a_step([20, 5, 5, 5], [1e9, 7.5, 7.5, 7.5])
+        >>> measure_of_a_step([20, 5, 5, 5], [1e9, 7.5, 7.5, 7.5], 4.0)
         1.5
+
+        Nobody moves further than the inner optimiser can, however few there are:
+
+        >>> measure_of_a_step([20], [1e9], 4.0)
+        4.0
     """
+    if len(steps) <= FEW:
+        return reach
     ordered = sorted((norm / count, count) for norm, count in zip(norms, steps, strict=True))
-    if len(ordered) == 2:
-        (shorter, _), (longer, _) = ordered
-        return min(longer, OF_TWO * shorter)
     of_replicas, _ = ordered[(len(ordered) - 1) // 2]
     taken = accumulate(count for _, count in ordered)
     of_steps = next(norm for (norm, _), so_far in zip(ordered, taken, strict=True) if 2 * so_far >= sum(steps))
-    return min(of_replicas, max(of_steps, of_replicas / LEAST))
+    return min(reach, of_replicas, max(of_steps, of_replicas / LEAST))
 
 
-def _outliers(norms: Sequence[float], gram: Gram) -> tuple[tuple[int, float], ...]:
-    left, found = list(range(len(norms))), list[tuple[int, float]]()
-    while len(found) < (len(norms) - 1) // 2:
-        cosines = _cosines(left, norms, gram)
-        # Equals are taken in their order, also where a machine sees them differ in the last bits.
-        lowest = next(index for index in left if cosines[index] < min(cosines.values()) + BAND)
-        if cosines[lowest] >= THRESHOLD + BAND:
-            break
-        found.append((lowest, cosines[lowest]))
-        left.remove(lowest)
+def _against(norms: Sequence[float], gram: Gram) -> tuple[Against, ...]:
+    """Zeros pull against nobody, and nobody against them."""
+    moving = [index for index, norm in enumerate(norms) if norm > 0]
+    found = []
+    for index, norm in enumerate(norms):
+        cosines = [gram[index][one] / (norm * norms[one]) for one in moving if norm > 0 and one != index]
+        found.append(Against(*(sum(cosine < bound for cosine in cosines) for bound in (-BAND, 0.0, BAND))))
     return tuple(found)
 
 
-def _cosines(left: Sequence[int], norms: Sequence[float], gram: Gram) -> dict[int, float]:
-    """Of each one left with the sum of the others' directions; 0 where either is zero."""
-    moving = [index for index in left if norms[index] > 0]
-    found = dict.fromkeys(left, 0.0)
-    for index in moving:
-        others = [one for one in moving if one != index]
-        along = math.fsum(gram[index][one] / norms[one] for one in others)
-        whole = math.fsum(gram[one][other] / norms[one] / norms[other] for one in others for other in others)
-        size = norms[index] * math.sqrt(max(0.0, whole))
-        found[index] = along / size if size > 0 else 0.0
-    return found
+def _dropped(against: Sequence[int]) -> set[int]:
+    """By how many of the others each pulls against."""
+    return _most_others(against) if _fewer_than_half(against) else set()
 
 
-def _dropped(measured: Measured, threshold: float) -> set[int]:
-    """Those whose turn comes before the first one that is not below the threshold."""
-    found = set()
-    for index, cosine in measured.outliers:
-        if cosine >= threshold:
-            break
-        found.add(index)
-    return found
+def _most_others(against: Sequence[int]) -> set[int]:
+    return {index for index, count in enumerate(against) if 2 * count > len(against) - 1}
 
 
-def _factors(steps: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
+def _fewer_than_half(against: Sequence[int]) -> bool:
+    return 2 * len(_most_others(against)) < len(against)
+
+
+def _factors(steps: Sequence[int], norms: Sequence[float], reach: float) -> tuple[float, ...]:
     if not steps:
         return ()
-    length = measure_of_a_step(steps, norms)
+    length = measure_of_a_step(steps, norms, reach)
     return tuple(min(1.0, length * count / norm) if norm > 0 else 1.0 for norm, count in zip(norms, steps, strict=True))
 
 

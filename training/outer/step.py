@@ -26,6 +26,7 @@ from dlx.training.outer.arithmetic import add_part, descend, rounded
 from dlx.training.outer.inner_products import InnerProducts
 from dlx.training.outer.payloads import Payload, opened
 from dlx.training.outer.policy import Measured, measure
+from dlx.training.outer.reach import reach_of_a_step
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Outer, Plan
 
@@ -122,7 +123,7 @@ def measure_round(
         products = InnerProducts(codec(manifest.codec.name), stage_shapes(manifest, stage))
     blobs, policy = [(one.payload, one.plan) for one in contributions], manifest.outer.policy
     gram = products.matrix(blobs) if policy == "clip+cosine" else np.diag(products.norms(blobs)).tolist()
-    return measure(policy, [one.steps for one in contributions], gram)
+    return measure(policy, [one.steps for one in contributions], gram, reach_of_a_step(manifest, stage))
 
 
 def outer_step(

@@ -55,6 +55,11 @@ def stable_below(outer: Outer) -> float:
     return low
 
 
+def is_unbounded(draft: Draft) -> bool:
+    """Whether anybody may join a run in which one member moves the model as far as it likes."""
+    return draft.outer.policy == "mean" and not draft.invited
+
+
 def warnings(draft: Draft) -> list[str]:
     """What the run's creator should hear about, one line each."""
     found, outer, adaptive = [], draft.outer, draft.adaptive
@@ -67,7 +72,7 @@ def warnings(draft: Draft) -> list[str]:
             f"of the error, as it does early in a run or in a short one: {_cure(outer)}lower "
             + " or ".join(f"outer.{key}" for key in used)
         )
-    if outer.policy == "mean" and not draft.invited:
+    if is_unbounded(draft):
         found.append(
             'outer.policy "mean" has no bound: in a run that anybody may join, one member can ruin the model in one '
             'round. Choose "clip+cosine", or invited = true'

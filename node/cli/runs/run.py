@@ -46,6 +46,10 @@ def create(
     invited: Annotated[
         bool, typer.Option("--invited", help="Only whom `run invite` names may join, as by invited in FILE.")
     ] = False,
+    unbounded: Annotated[
+        bool,
+        typer.Option("--unbounded", help='Let anybody join although outer.policy is "mean": one can ruin the model.'),
+    ] = False,
     json: options.JsonOption = False,
 ) -> None:
     """Freeze data and initial weights into blobs, complete the manifest and register the run.
@@ -79,6 +83,7 @@ def create(
             progress.show,
             founders,
             invited,
+            unbounded,
         )
     if json:
         options.print_json(created)

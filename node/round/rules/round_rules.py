@@ -7,6 +7,7 @@ from functools import lru_cache
 from eth_utils import keccak, to_canonical_address
 
 from dlx.ground.constants import UNIT
+from dlx.ledger.events import Sealed
 from dlx.ledger.typed import PRIVATE_DATA, Contribution, Domain, Outcome, Plan, Seal, SignedContribution
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.run_view import RunView
@@ -167,7 +168,7 @@ def refusal(rules: Rules, view: RunView, signed: SignedContribution, signer: str
     plan = plan_of(rules, view, statement.stage, statement.round)
     if plan is None:
         return "wrong_plan"
-    most = most_steps(rules, view, statement.stage, statement.replica, statement.round, plan)
+    most = most_steps(rules, view, statement.stage, statement.account, statement.round, plan)
     if fault := statement_fault(rules, statement, plan, most):
         return fault
     if not 0 < statement.payload_size <= rules.max_payload_size(statement.stage, plan):
@@ -185,18 +186,24 @@ def has_ledgers_base_and_plan(terms: Terms, view: RunView, statement: Contributi
     return plan is not None and (statement.base_weights, statement.plan) == (base, plan.hash())
 
 
-def most_steps(terms: Terms, view: RunView, stage: int, replica: int, round: int, plan: Plan) -> int:
-    """The inner steps that a contribution of the replica to `round` may state at most: all of its `plan`, once a seal
-    of the stage counts the replica.
+def most_steps(terms: Terms, view: RunView, stage: int, account: str, round: int, plan: Plan) -> int:
+    """The inner steps that a contribution of the account to `round` may state at most: all of its `plan`, once a seal
+    of the stage counts the account with a multiplier above 0.
 
     Before that the round is a trial. Where nobody is known yet, others do a trial too, and one that stated all steps
-    would be nearly all of the round. Only seals before the base version are looked at, within RESET_WINDOW rounds:
-    whoever can judge the statement has these.
+    would be nearly all of the round. The replica does not vouch for its member: in a slot that a convicted one left
+    sits perhaps the same person. Only seals before the base version are looked at, within RESET_WINDOW rounds: whoever
+    can judge the statement has these.
     """
     first = max(view.sealed.oldest(stage), round - RESET_WINDOW + 1)
     rounds = range(min(base_version(terms, round), view.next_round(stage)) - 1, first - 1, -1)
-    is_known = any(record.replica == replica for at in rounds for record in view.sealed[stage, at].records)
-    return plan.inner_steps if is_known else trial_steps(plan.inner_steps)
+    known = (_counts(view.sealed[stage, at], account) for at in rounds)
+    return plan.inner_steps if any(known) else trial_steps(plan.inner_steps)
+
+
+def _counts(sealed: Sealed, account: str) -> bool:
+    records = zip(sealed.records, sealed.accounts, strict=True)
+    return any(maker == account and record.multiplier > 0 for record, maker in records)
 
 
 def statement_fault(terms: Terms, statement: Contribution, plan: Plan, most: int) -> str | None:

@@ -462,7 +462,7 @@ class Simulation:
         payload = digest("payload", member.account, round, changes)
         member.payloads.add(payload)
         plan = plan_of(self.rules, self.view, slot[1], round) or self.rules.plan
-        most = most_steps(self.rules, self.view, slot[1], slot[0], round, plan)
+        most = most_steps(self.rules, self.view, slot[1], member.account, round, plan)
         steps, exchange = min(member.steps or most, most), member.machine.exchange_seconds(round, self.now)
         values: dict[str, Any] = dict(
             run=RUN, round=round, stage=slot[1], replica=slot[0], account=member.account,

@@ -13,7 +13,7 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.rules.plans import ended, plan_fault, plan_of, steps_before
-from dlx.training.outer.policy import Measured
+from dlx.training.outer.policy import Against, Measured
 from dlx.training.recipe.recipe import Adaptive
 from tests.node.round.simulation import DOMAIN, FACTS, RUN, Member, Party, Simulation, make_rules
 
@@ -208,8 +208,10 @@ class Weighing(Simulation):
         accounts = [signed.contribution.account for signed in listed]
         loud = max(self.members)
         factors = tuple(1 / (10.5 + wobble) if account == loud else 1.0 - wobble for account in accounts)
-        filters = self.rules.policy == "clip+cosine" and loud in accounts and len(accounts) > 2
-        return Measured(factors, ((accounts.index(loud), -0.9 + wobble),) if filters else ())
+        if self.rules.policy != "clip+cosine":
+            return Measured(factors)
+        others = (len(accounts) - 1 if account == loud else int(loud in accounts) for account in accounts)
+        return Measured(factors, tuple(Against(count, count, count) for count in others))
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("clip", int(UNIT / 10.5)), ("clip+cosine", 0)])

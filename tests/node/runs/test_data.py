@@ -171,6 +171,21 @@ def _create(tmp_path: Path, name: str, data: str, vocab_size: int = 320) -> tupl
     return create.create_run(tmp_path / name / "run.toml", folder, _Ledger(), _agreed), folder.blobs
 
 
+def test_a_run_that_anybody_joins_has_a_bound_unless_it_is_said_twice(prepared: Path, tmp_path: Path) -> None:
+    """One member of a run with the policy `mean` moves the model as far as it likes."""
+    draft, folder = tmp_path / "run.toml", DataDir(tmp_path / "home")
+    folder.create()
+    text = DRAFT.replace("vocab_size = 256", "vocab_size = 320") + '\n[outer]\npolicy = "mean"\n'
+    draft.write_text(text.replace('source = ["text/*.txt"]', f'prepared = "{prepared}"'))
+
+    def created(**said: bool) -> create.CreatedRun:
+        return create.create_run(draft, folder, _Ledger(), _agreed, **said)
+
+    with pytest.raises(Failure, match="--unbounded"):
+        created()
+    assert created(unbounded=True).run != created(invited=True).run
+
+
 def test_a_run_takes_sources_with_a_tokenizer_or_the_same_data_prepared(
     rows: Path, tokenizer: Path, prepared: Path, tmp_path: Path
 ) -> None:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dlx.ground.blobs import Damaged, write_blob
+from dlx.ground.constants import UNIT
 from dlx.training.codecs import CodecError, codec
 from dlx.training.outer import policy
 from dlx.training.outer.inner_products import InnerProducts, Plain, gram
-from dlx.training.outer.policy import BAND, THRESHOLD, Measured
+from dlx.training.outer.policy import BAND
 from dlx.training.recipe.recipe import Plan
 from tests.training.devices import DEVICES
 
@@ -73,33 +74,23 @@ def test_what_does_not_decode_has_no_norm(tmp_path: Path) -> None:
         products.norms([(short, Plan())])
 
 
-def _cosines_from_vectors(steps: Sequence[int], vectors: np.ndarray) -> Measured:
-    """The policy as the protocol says it, from the vectors themselves."""
+REACH = 1.5  # of a step, in units of the longest value
+
+
+def _from_vectors(steps: Sequence[int], vectors: np.ndarray) -> tuple[list[float], list[int]]:
+    """The factors and the others that each pulls against, as the protocol says it, from the vectors themselves."""
     norms = [math.sqrt(float(one @ one)) for one in vectors]
     per_step = [norm / count for count, norm in zip(steps, norms, strict=True)]
     every = (np.repeat(index, count) for index, count in enumerate(steps))  # whose each step is
     taken = sorted(np.concatenate([*every]).tolist(), key=lambda index: per_step[index])
     of_steps, of_replicas = per_step[taken[(len(taken) - 1) // 2]], sorted(per_step)[(len(per_step) - 1) // 2]
-    measure = min(of_replicas, max(of_steps, of_replicas / 2))
-    if len(per_step) == 2:
-        measure = min(max(per_step), 4 * min(per_step))
-    factors = tuple(min(1.0, measure / norm) if norm > 0 else 1.0 for norm in per_step)
-    directions = [one / norm if norm > 0 else one for one, norm in zip(vectors, norms, strict=True)]
-    left, found = list(range(len(steps))), list[tuple[int, float]]()
-    while len(found) < (len(steps) - 1) // 2:
-        cosines = {}
-        for index in left:
-            others = sum((directions[one] for one in left if one != index), np.zeros(vectors.shape[1]))
-            size, norm = math.sqrt(float(others @ others)), norms[index]
-            # Others that cancel each other leave rounding alone, and no direction.
-            assume(size == 0 or size > 1e-3)
-            cosines[index] = float(vectors[index] @ others) / (norm * size) if norm > 0 and size > 0 else 0.0
-        lowest = next(index for index in left if cosines[index] < min(cosines.values()) + BAND)
-        if cosines[lowest] >= THRESHOLD + BAND:
-            break
-        found.append((lowest, cosines[lowest]))
-        left.remove(lowest)
-    return Measured(factors, tuple(found))
+    measure = REACH if len(per_step) <= 2 else min(REACH, of_replicas, max(of_steps, of_replicas / 2))
+    against = []
+    for index, own in enumerate(vectors):
+        cosines = [own @ one / max(1e-300, norms[index] * norms[at]) for at, one in enumerate(vectors) if at != index]
+        assume(all(one == 0 or abs(one) > 10 * BAND for one in cosines))  # at the threshold either is right
+        against.append(sum(one < 0 for one in cosines))
+    return [min(1.0, measure / norm) if norm > 0 else 1.0 for norm in per_step], against
 
 
 @given(
@@ -112,11 +103,13 @@ def _cosines_from_vectors(steps: Sequence[int], vectors: np.ndarray) -> Measured
 )
 def test_the_policy_from_products_is_the_one_from_vectors(drawn: tuple[list[int], np.ndarray]) -> None:
     steps, vectors = drawn
-    expected = _cosines_from_vectors(steps, vectors.astype(np.float64))
+    factors, against = _from_vectors(steps, vectors.astype(np.float64))
     products = gram([Plain({"a": one}) for one in vectors], {"a": (5,)}).tolist()
-    found = policy.measure("clip+cosine", steps, products)
-    assert found.factors == pytest.approx(expected.factors, rel=1e-12)
-    assert [index for index, _ in found.outliers] == [index for index, _ in expected.outliers]
-    cosines = [cosine for _, cosine in expected.outliers]
-    assert [cosine for _, cosine in found.outliers] == pytest.approx(cosines, abs=1e-9)
-    assert policy.disagreement(found, policy.multipliers(expected)) is None
+    found = policy.measure("clip+cosine", steps, products, REACH)
+    assert found.factors == pytest.approx(factors, rel=1e-12)
+    assert [one.seen for one in found.against] == against
+    dropped = [2 * one > len(against) - 1 for one in against]
+    dropped = [one and 2 * sum(dropped) < len(dropped) for one in dropped]
+    assert [one == 0 for one in policy.multipliers(found)] == [
+        drop or UNIT * factor + 1 / 64 < 1 for drop, factor in zip(dropped, factors, strict=True)
+    ]
