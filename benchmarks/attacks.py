@@ -81,7 +81,8 @@ def main(
                         row |= arena.play(lie, max(run_rounds, lie.rounds)).row()
                         _note(json.dumps(row))
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-    result: dict[str, Any] = {"command": " ".join(sys.argv), "machine": machine, "harm_rounds": harm_rounds}
+    command = f"python -m benchmarks.attacks {' '.join(sys.argv[1:])}"
+    result: dict[str, Any] = {"command": command, "machine": machine, "harm_rounds": harm_rounds}
     result |= {"company": asdict(company), "share": share, "rows": rows}
     if runs:
         result["honest"] = {key: sum(row.get(key, 0) for row in rows) for key in ("honest_checked", "blamed")}

@@ -30,6 +30,7 @@ from dlx.training.outer.policy import measure, multipliers
 from dlx.training.outer.reach import reach_of_a_step
 from dlx.training.outer.step import outer_step, parts
 from dlx.training.recipe.manifest import Manifest
+from dlx.training.recipe.recipe import InnerOptimiser
 from tests.attacks.acts import NeverLied, distance
 from tests.attacks.lies import Lie, Tensors, last_segment, lying_passes
 
@@ -46,6 +47,7 @@ class Company:
     liars: int = 0  # 0: as many as the lie has
     delay: int = 0
     codec: str = "int4"
+    optimiser: InnerOptimiser = "muon"
 
     def lies(self, lie: Lie) -> list[Lie]:
         """Of each replica."""
@@ -56,42 +58,53 @@ class Company:
     def method(self, policy: str, steps: int) -> Method:
         outer = {"policy": policy} | ({"lr": 0.8, "delay": 1, "alpha": 0.8} if self.delay else {})
         plan = PLANS[self.codec] | {"inner_steps": steps}
-        return Method("attack", inner={"optimiser": "muon"}, plan=plan, outer=outer, codec=self.codec)
+        return Method("attack", inner={"optimiser": self.optimiser}, plan=plan, outer=outer, codec=self.codec)
 
 
 def heldout(lie: Lie, policy: str, setting: Setting, rounds: int, steps: int, out: Path, company: Company) -> float:
     """The held-out loss after so many rounds, in nats per token; infinite where training broke down."""
     manifest = manifest_of(Job(company.method(policy, steps), setting, 1e-2, 0, rounds * steps), out)
     dataset = Dataset.open(out / "blobs" / manifest.data.manifest.sha256, out / "blobs")
-    lies = company.lies(lie)
-    members = [Member(manifest, replica, dataset, one, len(lies)) for replica, one in enumerate(lies)]
-    version = initialise(manifest, 0)
-    bases = [version] * (1 + company.delay)  # the versions that the rounds to come start from
     try:
-        for round in range(rounds):
-            payloads: list[Tensors] = []
-            members = [one for one in members if one.stays(round)]
-            for member in members:  # liars last: they see what the others sent
-                payloads.append(member.round(bases[0], round, rounds * steps, payloads))
-            stated = [member.stated(round) for member in members]
-            arrays = [{name: tensor.numpy() for name, tensor in one.items()} for one in payloads]
-            weights = [UNIT] * len(members)
-            if policy != "mean":
-                products = gram(
-                    [Plain(one) for one in arrays], {name: tensor.shape for name, tensor in version.items()}
-                )
-                weights = list(multipliers(measure(policy, stated, products.tolist(), reach_of_a_step(manifest, 0))))
-            copies = ({name: values.copy() for name, values in one.items()} for one in arrays)  # the step uses them up
-            version = _copied(version)
-            weighed = parts(stated, weights)
-            outer_step(
-                {name: tensor.numpy() for name, tensor in version.items()}, None, copies, weighed, manifest.outer
-            )
-            bases = [*bases[1:], version]
-        loss = simulation.loss(manifest, version, dataset, HELDOUT_SAMPLES)
+        *_, last = rounds_of(manifest, dataset, company.lies(lie), rounds)
+        loss = simulation.loss(manifest, last.version, dataset, HELDOUT_SAMPLES)
     except (TrainingError, CodecError):
         return math.inf
     return loss if math.isfinite(loss) else math.inf
+
+
+@dataclass(frozen=True)
+class Round:
+    """What became of one: the steps that each states, the inner products of the payloads, and the version after it."""
+
+    steps: list[int]
+    products: list[list[float]]
+    version: Tensors
+
+
+def rounds_of(manifest: Manifest, dataset: Dataset, lies: Sequence[Lie], rounds: int) -> Iterator[Round]:
+    """Train so many, a replica for each of `lies`. Raises TrainingError, CodecError."""
+    members = [Member(manifest, replica, dataset, one, len(lies)) for replica, one in enumerate(lies)]
+    version, total = initialise(manifest, 0), rounds * manifest.plan.inner_steps
+    bases = [version] * (1 + manifest.outer.delay)  # the versions that the rounds to come start from
+    for round in range(rounds):
+        payloads: list[Tensors] = []
+        members = [one for one in members if one.stays(round)]
+        for member in members:  # liars last: they see what the others sent
+            payloads.append(member.round(bases[0], round, total, payloads))
+        stated = [member.stated(round) for member in members]
+        arrays = [{name: tensor.numpy() for name, tensor in one.items()} for one in payloads]
+        shapes = {name: tensor.shape for name, tensor in version.items()}
+        products = gram([Plain(one) for one in arrays], shapes).tolist()
+        weights = (UNIT,) * len(members)
+        if manifest.outer.policy != "mean":
+            weights = multipliers(measure(manifest.outer.policy, stated, products, reach_of_a_step(manifest, 0)))
+        copies = ({name: values.copy() for name, values in one.items()} for one in arrays)  # the step uses them up
+        version = _copied(version)
+        moved = {name: tensor.numpy() for name, tensor in version.items()}
+        outer_step(moved, None, copies, parts(stated, weights), manifest.outer)
+        bases = [*bases[1:], version]
+        yield Round(stated, products, version)
 
 
 def proven(lie: Lie, setting: Setting, steps: int, out: Path) -> None:

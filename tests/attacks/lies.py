@@ -123,6 +123,40 @@ def _alie(own: Tensors, others: Sequence[Tensors], before: Tensors | None) -> Te
     return found
 
 
+def _against_a_victim(own: Tensors, others: Sequence[Tensors], before: Tensors | None) -> Tensors:
+    """What all others but one have in common, less so much of the one's that it pulls against that one alone."""
+    if len(others) < 2:
+        return own
+    victim, *rest = others
+    common = _sum(rest)
+    factor = 1.5 * _along(common, victim)
+    return _as_long_as({name: one - factor * victim[name] for name, one in common.items()}, victim)
+
+
+def _against_the_common(own: Tensors, others: Sequence[Tensors], before: Tensors | None) -> Tensors:
+    """Its honest work without nearly all that it has in common with others', as long as theirs."""
+    if not others:
+        return own
+    common = _sum(others)
+    factor = 0.95 * _along(own, common)
+    return _as_long_as({name: one - factor * common[name] for name, one in own.items()}, others[0])
+
+
+def _sum(tensors: Sequence[Tensors]) -> dict[str, Tensor]:
+    return {name: torch.stack([one[name] for one in tensors]).sum(0) for name in tensors[0]}
+
+
+def _along(one: Tensors, other: Tensors) -> float:
+    """How many times the other lies in it."""
+    product = sum(float((one[name].double() * other[name]).sum()) for name in other)
+    return product / max(1e-300, _norm(other) ** 2)
+
+
+def _as_long_as(one: Tensors, other: Tensors) -> dict[str, Tensor]:
+    factor = _norm(other) / max(1e-300, _norm(one))
+    return {name: factor * tensor for name, tensor in one.items()}
+
+
 LIES = {
     lie.name: lie
     for lie in (
@@ -177,6 +211,10 @@ LIES = {
         Lie(name="outage", about="half of all members: away for 6 round timeouts", liars=2, node="outage",
             harms=False, rounds=56),
         Lie(name="alie", about="what others sent, a little off (ALIE)", work=0.0, update=_alie, differs=0.1),
+        Lie(name="against-a-victim", about="pulls against one other and with the rest, which the policy lets pass",
+            work=0.0, update=_against_a_victim, differs=0.5),
+        Lie(name="against-the-common", about="its work without what it has in common with others'",
+            update=_against_the_common, differs=0.1),
         Lie(name="resets", about="residual and moments from zeros in every round", resets=lambda own: True),
         Lie(name="resets-4", about="the same, in as many rounds as may be: 4 of 64",
             resets=lambda own: 0 < own % RESET_WINDOW <= RESETS),

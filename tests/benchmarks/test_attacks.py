@@ -7,8 +7,8 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from benchmarks import attacks
-from benchmarks.harm import POLICIES, proven
+from benchmarks import attacks, likeness
+from benchmarks.harm import POLICIES, Company, proven
 from benchmarks.trainings import Setting, prepare
 from tests.attacks.acts import NeverLied, prove
 from tests.attacks.lies import LIES, Lie
@@ -59,3 +59,10 @@ def test_a_liar_that_does_honest_work_only_is_no_attack(prepared: Path) -> None:
         prove(LIES["sign-flip"], {"node-0": [0.5, 0.5, 2.0]})
     prove(LIES["sign-flip"], {"node-0": [2.0, 2.0]})
     prove(LIES["honest"], {"node-0": []})
+
+
+def test_honest_payloads_are_alike_and_within_the_reach_of_a_step(prepared: Path) -> None:
+    found = likeness.Found()
+    likeness.look(Company(), SETTING, 0, 3, prepared, found)
+    assert found.pairs == 3 * 6 and found.dropped == found.clipped == 0
+    assert 0 < found.lowest < 1 and 0 < found.longest < 1

@@ -574,7 +574,7 @@ def _policy() -> list[dict[str, Any]]:
         "of two neither is held against the other": ([10, 20], [(3e-9, 4e-9), (-30.0, 40.0)], 2.4),
         "two that pull against each other": ([1, 1], [(1.0, 0.0), (-1.0, 0.0)], 1.0),
         "one pulls against the others": ([10, 10, 10], [(1.0, 0.0), (1.0, 0.1), (-1.0, 0.0)], 1.0),
-        "of five two pull against the others": ([1] * 5, [(1.0, 0.0), (1.0, 0.0), (1.0, 0.0), (-1.0, 0.1), (-3.0, 0.0)], 1.0),
+        "two of five": ([1] * 5, [(1.0, 0.0), (1.0, 0.0), (1.0, 0.0), (-1.0, 0.1), (-3.0, 0.0)], 1.0),
         "two against two": ([1] * 4, [(1.0, 0.0), (1.0, 0.0), (-1.0, 0.0), (-1.0, 0.0)], 1.0),
         "all three would go: nobody does": ([1, 1, 1], [(1.0, 0.0), (-0.5, 0.8), (-0.5, -0.8)], 1.0),
         "two against one of the others": ([1] * 5, [(1.0, 0.0), (1.0, 2.0), (1.0, 3.0), (-1.0, 2.0), (-1.0, 2.5)], 9.0),
