@@ -227,6 +227,7 @@ def test_the_pages_say_how_long_a_node_may_be_silent() -> None:
     assert f"{asks}, and has one minute to answer" in page("README.md")
     assert f"{asks}. If it does not answer within a minute it loses its slot" in page("docs/overview.md")
     assert "mostly for a round or two and at most 16 minutes" in page("README.md")
+    assert "`round_timeout` plus `eviction_time`: two minutes and one, by default" in page("docs/operator.md")
 
 
 def test_the_pages_say_for_how_long_an_evicted_members_slot_waits() -> None:
