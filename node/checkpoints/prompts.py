@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from dlx.ground import handwritten
 from dlx.ground.untrusted import printable
 from dlx.node.home.errors import Failure, UsageFailure
 from dlx.node.home.formatting import bar
@@ -53,8 +54,12 @@ def read(path: Path, judged: bool) -> list[Prompt]:
     OSError."""
     if path.stat().st_size > _MOST_BYTES:
         raise UsageFailure(f"{path} has more than {_MOST_BYTES >> 20} MiB: no file of prompts to ask one by one")
+    try:
+        lines = handwritten.read(path, _MOST_BYTES).split("\n")
+    except ValueError as error:
+        raise UsageFailure(str(error)) from None
     found = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+    for number, line in enumerate(lines, 1):
         if line.strip():
             try:
                 found.append(_prompt(number, line))
@@ -77,7 +82,7 @@ def said(texts: Sequence[str]) -> list[Prompt]:
     return [Prompt(number, [{"role": "user", "content": text}], None, "exact") for number, text in enumerate(texts, 1)]
 
 
-def _prompt(number: int, line: bytes) -> Prompt:
+def _prompt(number: int, line: str) -> Prompt:
     """Raises ValueError, msgspec.MsgspecError."""
     row = msgspec.json.decode(line, type=dict[str, Any])
     if unknown := row.keys() - {*KEYS, *BESIDE, "expected", "match"}:

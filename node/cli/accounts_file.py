@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dlx.ground import handwritten
 from dlx.ledger.abi import ZERO_ACCOUNT
 from dlx.ledger.account_list import MOST_ACCOUNTS, AccountList
 from dlx.node.cli import options
@@ -15,10 +16,12 @@ _MOST_BYTES = 128 * MOST_ACCOUNTS
 def read(path: Path) -> AccountList:
     """What stands there, each account once; `#` begins a comment. Raises UsageFailure, naming the line, for what is no
     account, and for a file that holds none, or too many."""
-    if options.existing_file(path, "--accounts").stat().st_size > _MOST_BYTES:
-        raise UsageFailure(f"--accounts {path}: the file has more than {_MOST_BYTES:,} bytes")
+    try:
+        lines = handwritten.read(options.existing_file(path, "--accounts"), _MOST_BYTES).split("\n")
+    except ValueError as error:
+        raise UsageFailure(f"--accounts {error}") from None
     found = set[str]()
-    for number, whole in enumerate(path.read_text("utf-8-sig", errors="replace").split("\n"), 1):
+    for number, whole in enumerate(lines, 1):
         if text := whole.partition("#")[0].strip():
             account = options.account(text, where := f"{path}, line {number}:")
             if account == ZERO_ACCOUNT:

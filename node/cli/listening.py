@@ -7,10 +7,13 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from dlx.ground import handwritten
 from dlx.ground.machine import stop_signals
 from dlx.node.cli import options
 from dlx.node.home.errors import UsageFailure
 from dlx.node.home.values import is_loopback
+
+_MOST_BYTES = 1 << 20  # of a token's file
 
 
 def listen_options(bind: str, token_file: Path | None) -> tuple[str, int, str | None]:
@@ -55,11 +58,11 @@ def _token(path: Path) -> str:
     options.existing_file(path, "--token-file")
     try:
         check_private(path)
-        token = path.read_text().partition("\n")[0].strip()
+        token = handwritten.read(path, _MOST_BYTES).partition("\n")[0].strip()
     except OSError as error:
         raise UsageFailure(f"--token-file {path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise UsageFailure(f"--token-file {path}: no text") from None
+    except ValueError as error:
+        raise UsageFailure(f"--token-file {error}") from None
     if not MIN_TOKEN <= len(token) <= MAX_TOKEN or not token.isascii():
         raise UsageFailure(f"--token-file {path}: its first line needs {MIN_TOKEN} to {MAX_TOKEN} ASCII characters")
     return token

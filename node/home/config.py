@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from dlx.ground import durable
+from dlx.ground import durable, handwritten
 from dlx.ground.machine import expand
 from dlx.node.home.datadir import DataDir
 from dlx.node.home.errors import UsageFailure
@@ -23,6 +23,7 @@ from dlx.node.home.settings import SETTINGS, Settings
 from dlx.node.home.values import split
 
 _COMMAND_LINE, _ENVIRONMENT = "command line", "environment"
+_MOST_BYTES = 1 << 20  # of config.toml
 _PLAIN = {bool: "expected true or false", int: "expected a whole number", float: "expected a number"}
 
 
@@ -66,7 +67,7 @@ def write(path: Path, given: Mapping[str, Any]) -> bool:
         shown = setting.default if value is None else _checked(_COMMAND_LINE, key, value)
         lines += ["", f"# {setting.help}", f"{'# ' if value is None else ''}{key} = {_toml(shown)}"]
     try:
-        with path.open("x") as file:
+        with path.open("x", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
     except FileExistsError:
         return False
@@ -93,7 +94,7 @@ def change(path: Path, key: str, text: str | None) -> None:
         value = _checked("config set", key, split(text) if setting.is_list else text, is_text=True)
         line = f"{key} = {_toml(value)}"
         meant = before | tomllib.loads(line)
-    lines = path.read_text().splitlines() if path.is_file() else []
+    lines = _text(path).splitlines() if path.is_file() else []
     places = [at for at, one in enumerate(lines) if re.match(rf"(# *)?{key} *=", one)]
     # Where it is set, else where its default is commented out.
     at = next((at for at in places if not lines[at].startswith("#")), places[0] if places else None)
@@ -154,14 +155,22 @@ def _config_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        found = tomllib.loads(_text(path))
+    except tomllib.TOMLDecodeError as error:
         raise UsageFailure(f"{path} is not valid TOML: {error}") from error
     unknown = sorted(set(found) - set(SETTINGS))
     if unknown:
         names = ", ".join(repr(key) + _nearest(key) for key in unknown)
         raise UsageFailure(f"{path}: unknown key {names}; `{program()} start --help` has the keys, as options")
     return found
+
+
+def _text(path: Path) -> str:
+    """Of config.toml. Raises UsageFailure."""
+    try:
+        return handwritten.read(path, _MOST_BYTES)
+    except ValueError as error:
+        raise UsageFailure(str(error)) from None
 
 
 def _nearest(key: str) -> str:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from dlx.ground import durable
+from dlx.ground import durable, handwritten
 from dlx.ground.limits import cores
 from dlx.ledger.abi import WORD, ZERO_ACCOUNT, account_bytes, checksum
 from dlx.ledger.keys import SIGNATURE_SIZE
@@ -30,6 +30,7 @@ from dlx.node.home.settings import DEFAULTS
 
 PREFIX = "dlx1-"
 _MOST_TEXT = 8192
+_MOST_BYTES = 65_536  # of a file with a line, and a proof below it
 _CHECK = 4  # bytes of the sha256: against a letter that was lost or changed on the way, not against people
 
 
@@ -91,7 +92,9 @@ class JoinLine:
 
 
 def decode(text: str) -> JoinLine:
-    """What a line says, whoever wrote it. Raises UsageFailure for what is none."""
+    """What a line says, whoever wrote it; a byte order mark before it, as of a file, is no part of it. Raises
+    UsageFailure for what is none."""
+    text = text.removeprefix("\ufeff")
     if not text.startswith(PREFIX) or len(text) > _MOST_TEXT:
         raise UsageFailure(f"this is no line to join by: expected {PREFIX} and up to {_MOST_TEXT} letters and digits")
     try:
@@ -136,11 +139,12 @@ def invitation(folder: Path, run: bytes) -> SignedInvitation | Listed | None:
     """What was kept that lets the folder's account into the run. Raises Failure for a file that was changed."""
     path = folder / run.hex()
     try:
-        line, _, proof = path.read_text().strip().partition("\n")
+        lines = handwritten.read(path, _MOST_BYTES).strip().splitlines()
+        line, _, proof = "\n".join(lines).partition("\n")
         said = decode(line)
     except FileNotFoundError:
         return None
-    except (UsageFailure, UnicodeDecodeError):
+    except (UsageFailure, ValueError):
         raise Failure(f"{path}: the line to join by is damaged: give it to `join` again") from None
     if not proof:
         return said.invited

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dlx.training.data import python_json
+
 KEYS = ("messages", "conversations", "prompt", "completion", "instruction")  # one says that a row is a conversation
 BESIDE = ("input", "output", "system", "tools")
 PAIRS = (("prompt", "completion"), ("instruction", "output"))  # what is asked, and the answer
@@ -79,8 +81,8 @@ def conversation(row: Any, answered: bool = True) -> bytes | None:
         raise ConversationError(f"{said}: there is nothing to learn from it")
     if isinstance(tools, str) and tools.strip():  # as columns have them
         try:
-            tools = msgspec.json.decode(tools)
-        except (msgspec.DecodeError, RecursionError):
+            tools = python_json.decode(tools)
+        except python_json.WRONG:
             raise ConversationError("its `tools` are no JSON") from None
     try:
         beside = ({"tools": tools} if tools else {}) | ({"silent": silent} if silent else {})
@@ -166,8 +168,8 @@ class Template:
 def _messages(given: Any, key: str) -> list[dict[str, Any]]:
     if isinstance(given, str):
         try:
-            given = msgspec.json.decode(given)  # as columns have them
-        except (msgspec.DecodeError, RecursionError):
+            given = python_json.decode(given)  # as columns have them
+        except python_json.WRONG:
             raise ConversationError(f"its `{key}` are no list of messages") from None
     if not isinstance(given, list) or not given or len(given) > _MOST_MESSAGES:
         raise ConversationError(f"its `{key}` are no list of 1 to {_MOST_MESSAGES} messages")
@@ -200,8 +202,8 @@ def _call(given: Any) -> Any:
     match given:
         case {"function": {"arguments": str(text)} as function}:
             try:
-                arguments = msgspec.json.decode(text or "{}")
-            except (msgspec.DecodeError, RecursionError):
+                arguments = python_json.decode(text or "{}")
+            except python_json.WRONG:
                 return given
             if isinstance(arguments, dict):
                 return {**given, "function": {**function, "arguments": arguments}}

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from dlx.training.data import python_json
 from dlx.training.data.conversations import BESIDE, KEYS, PAIRS, ConversationError, conversation
 from dlx.training.data.reading import RECODE, Document, bare, open_text, unread
 from dlx.training.data.shards import DataError, PreparationError
@@ -87,12 +88,26 @@ def _json_lines(name: str, path: Path, field: str | None, of_bytes: bool) -> Ite
                 where = place(path, number)
                 try:
                     row = read(line)
-                except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                    raise DataError(f"{where}: {_plain(error, line, field)}") from None
+                except python_json.WRONG as error:
+                    row = _mended(error, line, read, where, field)
                 if data := _content(row, field, where, of_bytes):
                     yield Document(f"{name}#{number}", len(data), (data,))
     except OSError as error:
         raise unread(path, error) from None
+
+
+def _mended(
+    error: Exception, line: bytes, read: Callable[[bytes], dict[str, Any]], where: str, field: str | None
+) -> dict[str, Any]:
+    """What a line that cannot be read says once it is mended. Raises DataError."""
+    try:
+        mended = python_json.mended(line.decode()).encode()
+        if mended != line:
+            line = mended
+            return read(line)
+    except python_json.WRONG as worse:
+        error = worse
+    raise DataError(f"{where}: {_plain(error, line, field)}")
 
 
 def _text_in(field: str) -> Callable[[bytes], dict[str, Any]]:
@@ -132,8 +147,6 @@ def _content(row: Any, field: str | None, where: str, of_bytes: bool) -> bytes |
         data = conversation(row) if field is None else (row[field] or "").encode()
     except ConversationError as error:
         raise DataError(f"{where}: {error}") from None
-    except UnicodeEncodeError:
-        raise DataError(f"{where}: its text holds half a character (a lone surrogate)") from None
     if of_bytes and data and 0 in data:
         raise DataError(f"{where}: {_ZERO}")
     return data or None
@@ -155,7 +168,7 @@ def _json_values(path: Path, field: str | None) -> Iterator[Any]:
 
 def _json_objects(path: Path, file: BinaryIO) -> Iterator[Any]:
     """One after the other, with no more than the largest in memory."""
-    decoder, utf8 = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8")()
+    decoder, utf8 = json.JSONDecoder(parse_constant=lambda _: None), codecs.getincrementaldecoder("utf-8")()
     text, at, number, in_array, comma = "", 0, 0, False, False
 
     def more() -> bool:
@@ -186,6 +199,8 @@ def _json_objects(path: Path, file: BinaryIO) -> Iterator[Any]:
         else:
             try:
                 row, end = decoder.raw_decode(text, at)
+                if python_json.may_have_halves(text, at, end):
+                    row = decoder.decode(python_json.mended(text[at:end]))
             except json.JSONDecodeError as error:
                 if len(text) - at > MAX_LINE:
                     raise DataError(f"{place(path, number)}: longer than {MAX_LINE >> 20} MiB") from None
@@ -239,7 +254,7 @@ def _plain(error: Exception, line: bytes, field: str | None) -> str:
     if isinstance(error, msgspec.ValidationError) and field is not None:
         try:
             row = msgspec.json.decode(line)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as worse:
+        except python_json.WRONG as worse:
             error = worse
         else:
             return _unfit(row, field)

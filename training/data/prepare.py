@@ -53,7 +53,7 @@ from dlx.training.data.tokenising import (
 )
 from dlx.training.data.unfinished import Making, Unfinished
 from dlx.training.data.vocabulary import Vocabulary
-from dlx.training.recipe.huggingface import read_bytes
+from dlx.training.recipe.huggingface import read_text
 from dlx.training.recipe.recipe import BlobRef
 from dlx.training.recipe.strict import ManifestError
 from dlx.training.recipe.usage import read_usage
@@ -107,8 +107,8 @@ class Preparation:
             usage, _ = read_usage(self.tokenizer.parent)
             template = usage.chat_templates.get("default")
             if self.template is not None:
-                template = read_bytes(self.template, shards.MAX_TEMPLATE_BYTES).decode()
-        except (ManifestError, UnicodeDecodeError) as error:
+                template = read_text(self.template, shards.MAX_TEMPLATE_BYTES)
+        except ManifestError as error:
             raise PreparationError(str(error)) from None
         folder, special = self.tokenizer.parent, usage.tokens.texts
         if not template:

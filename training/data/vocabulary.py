@@ -20,7 +20,7 @@ from dlx.training.data.shards import (
     DataManifest,
     TextError,
 )
-from dlx.training.recipe.huggingface import read_bytes
+from dlx.training.recipe.huggingface import read_text
 from dlx.training.recipe.strict import ManifestError
 from dlx.training.recipe.usage import end_of_text
 
@@ -43,7 +43,7 @@ class Vocabulary:
         """The tokenizer in a file; `separator` is a token's text or id, None the first of ENDS, else what the files
         beside it (tokenizer_config.json, generation_config.json) say ends a text. Raises DataError."""
         try:
-            content = read_bytes(path, MAX_TOKENIZER_BYTES)
+            content = read_text(path, MAX_TOKENIZER_BYTES).encode()
         except ManifestError as error:
             raise DataError(str(error)) from None
         tokenizer = _load(content, str(path))
@@ -132,7 +132,7 @@ class Vocabulary:
 def is_bytes(path: Path) -> bool:
     """Whether a file is the tokenizer of `Vocabulary.of_bytes`, in whatever way it is written."""
     try:
-        found = json.loads(read_bytes(path, MAX_TOKENIZER_BYTES))
+        found = json.loads(read_text(path, MAX_TOKENIZER_BYTES))
         return bool(found == json.loads(Vocabulary.of_bytes().content))
     except (ValueError, RecursionError):
         return False

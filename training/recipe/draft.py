@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from dlx.ground import machine
+from dlx.ground import handwritten, machine
 from dlx.training.recipe.huggingface import read_config
 from dlx.training.recipe.manifest import MAX_BYTES, Data, Lineage, Manifest, canonical_bytes, parse
 from dlx.training.recipe.presets import KINDS, PRESETS, expand
@@ -96,14 +96,13 @@ def draft_from_toml(path: Path) -> Draft:
     Raises ManifestError, also for a file that cannot be read.
     """
     try:
-        data = path.read_bytes()
-        if len(data) > MAX_BYTES:
-            raise ManifestError(f"{path}: expected at most {MAX_BYTES} bytes, got {len(data)}")
-        raw = tomllib.loads(data.decode())
+        raw = tomllib.loads(handwritten.read(path, MAX_BYTES))
     except OSError as error:
         raise ManifestError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ManifestError(f"{path}: not readable as TOML ({error})") from None
+    except ValueError as error:
+        raise ManifestError(str(error)) from None
     for key, known in (("preset", PRESETS), ("kind", KINDS)):
         if raw.get(key, next(iter(known))) not in list(known):  # whatever type it has
             fail(key, f"expected one of {', '.join(known)}", raw[key])

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from dlx.ground import handwritten
 from dlx.ground.untrusted import decode_json
 from dlx.training.recipe import positions
 from dlx.training.recipe.families import FAMILIES, config_class
@@ -82,25 +83,23 @@ def is_dropout(key: str) -> bool:
 def read_json(path: Path, limit: int) -> dict[str, Any]:
     """The table in a JSON file of at most `limit` bytes. Raises ManifestError in one line."""
     try:
-        found = decode_json(read_bytes(path, limit))
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        found = decode_json(read_text(path, limit))
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ManifestError(f"{path}: not readable as JSON ({first_line(error)})") from None
     if not isinstance(found, dict):
         raise ManifestError(f"{path}: expected a table")
     return found
 
 
-def read_bytes(path: Path, limit: int) -> bytes:
-    """A file of at most `limit` bytes. Raises ManifestError in one line."""
+def read_text(path: Path, limit: int) -> str:
+    """The text of a file of at most `limit` bytes. Raises ManifestError in one line."""
     refuse_pointer(path)
     try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
+        return handwritten.read(path, limit)
     except OSError as error:
         raise ManifestError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(data) > limit:
-        raise ManifestError(f"{path}: expected at most {limit} bytes")
-    return data
+    except ValueError as error:
+        raise ManifestError(str(error)) from None
 
 
 def refuse_pointer(path: Path) -> None:

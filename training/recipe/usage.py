@@ -15,7 +15,7 @@ import msgspec
 import rfc8785
 from msgspec import Meta, Struct
 
-from dlx.training.recipe.huggingface import MAX_CONFIG_BYTES, read_bytes, read_json
+from dlx.training.recipe.huggingface import MAX_CONFIG_BYTES, read_json, read_text
 from dlx.training.recipe.strict import ManifestError, convert
 
 MAX_BYTES = 512 * 1024  # of the blob
@@ -212,7 +212,8 @@ def _templates(folder: Path, settings: Mapping[str, Any], left: list[str]) -> di
     found = [(folder / _SETTINGS, one) for one in listed]
     paths = [(folder / "chat_template.jinja", "default")]
     paths += [(path, path.stem) for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))]
-    found += [(path, {"name": name, "template": _content(path)}) for path, name in paths if path.exists()]
+    there = [(path, name) for path, name in paths if path.exists()]
+    found += [(path, {"name": name, "template": read_text(path, _MAX_TEMPLATE_BYTES)}) for path, name in there]
     kept = dict[str, str]()
     for where, one in found:
         try:
@@ -226,10 +227,3 @@ def _templates(folder: Path, settings: Mapping[str, Any], left: list[str]) -> di
     if len(kept) > _MAX_TEMPLATES:
         raise ManifestError(f"{folder}: expected at most {_MAX_TEMPLATES} chat templates, got {len(kept)}")
     return kept
-
-
-def _content(path: Path) -> str:
-    try:
-        return read_bytes(path, _MAX_TEMPLATE_BYTES).decode()
-    except UnicodeDecodeError:
-        raise ManifestError(f"{path}: expected UTF-8 text") from None

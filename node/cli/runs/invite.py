@@ -216,14 +216,11 @@ def _check_steward(client: LedgerClient, run: bytes, account: str) -> None:
 
 def _secret(folder: DataDir, settings: Settings, file: Path | None) -> bytes:
     """Of the account that invites. Raises Failure."""
-    from dlx.node.home.datadir import check_private
     from dlx.node.home.keys import identity
 
     if file is None:
         return identity.load_account(folder, settings).secret
-    text = options.existing_file(file, "--steward-key").read_text(errors="replace")
-    if not text.lstrip().startswith("{"):  # a keystore is encrypted
-        check_private(file)
+    text = identity.account_text(options.existing_file(file, "--steward-key"))
     return identity.read_account(file, text, lambda: identity.read_password(folder, settings))
 
 

@@ -15,8 +15,6 @@ import typer
 from dlx.node.cli import options
 from dlx.node.home.errors import Failure, UsageFailure
 
-_KEY_BYTES = 65_536
-
 app = options.Verbs(help="List, export and import keys; make a site's; move what an account has signed.")
 
 
@@ -80,7 +78,6 @@ def import_(
     """
     import sys
 
-    from dlx.node.home.datadir import check_private
     from dlx.node.home.keys import identity
 
     folder, settings = options.folder(given, may_be_new=True)
@@ -88,13 +85,11 @@ def import_(
         raise UsageFailure("the account needs a password here: put one into a file and give --password-file FILE")
     password = identity.password_in(Path(settings.password_file))
     if str(file) == "-":
-        text = sys.stdin.read(_KEY_BYTES)
-    elif not file.is_file() or file.stat().st_size > _KEY_BYTES:
+        text = sys.stdin.read(identity.MOST_KEY_BYTES)
+    elif not file.is_file() or file.stat().st_size > identity.MOST_KEY_BYTES:
         raise UsageFailure(f"{file} is no file with a key")
     else:
-        text = file.read_text(errors="replace")
-        if not text.lstrip().startswith("{"):  # a keystore is encrypted
-            check_private(file)
+        text = identity.account_text(file)
     secret = identity.read_account(
         None if str(file) == "-" else file, text, lambda: password if unlock is None else identity.password_in(unlock)
     )

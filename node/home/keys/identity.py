@@ -15,7 +15,7 @@ from shlex import quote
 
 from coincurve import PrivateKey
 
-from dlx.ground import durable
+from dlx.ground import durable, handwritten
 from dlx.ground.machine import expand
 from dlx.ledger.abi import checksum
 from dlx.ledger.keys import account_of, peer_id, peer_id_to_base58
@@ -30,8 +30,11 @@ from dlx.node.home.settings import DEFAULTS, Settings
 
 # Known to everybody: it keeps a demo's keystore in the usual format and protects nothing.
 INSECURE_PASSWORD = "insecure-devnet"
+MOST_KEY_BYTES = 65_536  # of a file with an account
 _SCRYPT_N = 262_144
 _LIGHT_SCRYPT_N = 4_096
+_MOST_PASSWORD_BYTES = 1 << 20  # of a file that begins with one
+_LONGEST_PASSWORD = 4096  # characters: what follows is let be
 _INSECURE_MARK = "INSECURE-DEVNET"
 _LABEL = "node key of "  # and the peer id
 log = logs.get(__name__)
@@ -89,6 +92,18 @@ def create(datadir: DataDir, password: Callable[[], str], *, insecure_devnet: bo
         key = NodeKey(PrivateKey().secret)
         durable.create(datadir.node_key, _encrypted(datadir, key, secret))
     return Created(made_node_key, made_account)
+
+
+def account_text(file: Path) -> str:
+    """What a file with an account from elsewhere says, for `read_account`. Raises NotPrivate where others may read an
+    account in plain, Failure, OSError."""
+    try:
+        text = handwritten.read(file, MOST_KEY_BYTES)
+    except ValueError as error:
+        raise Failure(str(error)) from None
+    if not text.lstrip().startswith("{"):  # a keystore is encrypted
+        check_private(file)
+    return text
 
 
 def read_account(file: Path | None, given: str, password: Callable[[], str]) -> bytes:
@@ -188,14 +203,14 @@ def read_password(datadir: DataDir, settings: Settings) -> str:
 
 
 def password_in(path: Path) -> str:
-    """The first line of a password file. Raises NotPrivate where others may read it, UsageFailure."""
+    """The first line of a password file, of which a byte order mark is no part. Raises NotPrivate where others may read
+    it, UsageFailure."""
     path = expand(path)
     if path.is_dir():  # whose mode is no matter
         raise UsageFailure(f"the password file {path} is a folder")
     try:
         check_private(path)
-        with path.open() as file:
-            password = file.readline(4096).rstrip("\r\n")
+        lines = re.split("[\r\n]", handwritten.read(path, _MOST_PASSWORD_BYTES), maxsplit=1)
     except FileNotFoundError:
         make = f"(umask 077; cat > {quote(str(path))})"
         raise UsageFailure(
@@ -203,11 +218,11 @@ def password_in(path: Path) -> str:
         ) from None
     except OSError as error:
         raise UsageFailure(f"the password file {path} cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise UsageFailure(f"the password file {path} is no text: its first line is the password") from None
-    if not password:
+    except ValueError as error:
+        raise UsageFailure(f"the password file {error}; its first line is the password") from None
+    if not lines[0]:
         raise UsageFailure(f"the password file {path} is empty: its first line is the password")
-    return password
+    return lines[0][:_LONGEST_PASSWORD]
 
 
 def keystores(datadir: DataDir) -> list[Path]:

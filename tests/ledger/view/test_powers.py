@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from story import ACCOUNTS, FOUNDER, MIN, TIMEOUT, Story, names
+from story import ACCOUNTS, EVICTION, FOUNDER, MIN, TIMEOUT, Story, names
 
+from dlx.ledger.events import Accused, Evicted
 from dlx.ledger.view.seals import least
 from dlx.ledger.view.weights import FULL
+from dlx.node.daemon.challenges.leaving import SETTLE_TIMEOUTS
 from dlx.node.runs.find import horizon_of
 from dlx.training.recipe.recipe import Audit, Quorum, Timing
 
@@ -126,7 +128,10 @@ def test_the_pages_say_how_long_founders_are_needed() -> None:
     assert convicts.index(False) == 26
     readme, overview, threats = page("README.md"), page("docs/overview.md"), page("docs/threats.md")
     assert "a stage's first 48 seals need one to be in time, and the first 24 to be made at all" in readme
-    assert "A founder alone can seal late in the first 52, and convict anybody in the first 24" in readme
+    told = (
+        "A founder alone can seal in time in the first 27, late in the first 52, and convict anybody in the first 24."
+    )
+    assert told in readme
     assert "A founder can take it in the stage's first 24 seals" in readme
     assert "| first 24 | no seal is made without one. One alone can convict anybody, and take any slot |" in overview
     assert "| first 48 | no seal is in time without one |" in overview
@@ -150,14 +155,87 @@ def test_the_readme_says_what_few_can_do_where_all_others_are_cut_off() -> None:
     assert f"{told} 78 minutes and 3 h 10. A tenth never can" in readme
 
 
-def test_the_pages_say_how_long_a_founder_that_trains_convicts_the_other() -> None:
-    story = Story(stages=1, min_replicas=2, max_replicas=2, horizon=128)
-    story.join(0, 0, 0)
-    story.join(FOUNDS, 1, 0)
+@pytest.mark.parametrize(
+    ("members", "in_time", "late", "convicts_anybody", "convicts_equal"), [(8, 31, 62, 27, 31), (2, 60, None, 52, 66)]
+)
+def test_the_pages_say_for_how_long_a_founder_that_trains_has_power_alone(
+    members: int, in_time: int, late: int | None, convicts_anybody: int, convicts_equal: int
+) -> None:
+    """It is one of so many equal members, so its own weight comes to what no work has earned yet."""
+    quorum = {"quorum_numerator": Quorum().numerator, "quorum_denominator": Quorum().denominator}
+    story = Story(stages=1, min_replicas=members, max_replicas=members + 1, horizon=128, **quorum)
+    team, idle = [*range(members - 1), FOUNDS], members
+    for replica, index in enumerate(team):
+        story.join(index, replica, 0)
     story.open()
-    convicts = [True]
-    while convicts[-1]:
-        story.work(1, [0, FOUNDS])
-        convicts.append(story.view.may_convict(0, ACCOUNTS[0], [FOUNDER]))
-    assert convicts.index(False) == 66
-    assert "of two equal replicas of which one is its own, the other in the first 66" in page("README.md")
+    story.join(idle, members, 0)
+    view, able = story.view, list[tuple[bool, ...]]()
+    for _ in range(200):
+        times = story.time + MIN, story.time + LATEST
+        able.append(
+            (
+                *(view.may_seal(0, [FOUNDER], [FOUNDER], time, founder=True) for time in times),
+                *(view.may_convict(0, ACCOUNTS[index], [FOUNDER]) for index in (idle, team[0])),
+            )
+        )
+        story.work(1, team)
+    first = [next((at for at, can in enumerate(one) if not can), None) for one in zip(*able, strict=True)]
+    assert first == [in_time, late, convicts_anybody, convicts_equal] and not view.vacuum(0, story.time)
+    told = (
+        "One that trains as one of eight equal members can in the first 31, 62 and 27. As one of two it seals in time"
+    )
+    assert f"{told} in the first 60 and late always, and convicts the other in the first 66." in page("README.md")
+    assert "| first 31, first 62 | the same of one that trains as one of the eight |" in page("docs/overview.md")
+    assert "of which one is its own it can convict the other in the first 66" in page("docs/threats.md")
+
+
+@pytest.mark.parametrize(("gone", "hours"), [(8, 2), (6, 3)])
+def test_the_overview_says_when_founders_have_votes_again(gone: int, hours: int) -> None:
+    story, timeout = Story.staffed(8, horizon=128), Timing().round_timeout
+    story.work(400, range(8))
+    assert not story.view.vacuum(0, story.time)
+    for index in range(gone):
+        story.leave(index)
+    waits = (part for part in range(400) if story.view.vacuum(0, story.time + part * TIMEOUT))
+    assert next(waits) * timeout / 3600 == pytest.approx(hours, abs=0.15)
+    story.time += 400 * TIMEOUT
+    for index in range(gone):
+        story.join(index, index, 0)
+    assert not story.view.vacuum(0, story.time), "they have none where the members came back"
+    told = (
+        "while most of the weight is without slots: from two hours on if all members left, from three if three quarters"
+    )
+    assert told in page("docs/overview.md")
+
+
+def test_the_pages_say_how_long_a_node_may_be_silent() -> None:
+    by, silent = ACCOUNTS[0], ACCOUNTS[1]
+    view = Story.staffed(3).view
+    opened = view.opened_at or 0
+    assert not view.may_accuse(by, silent, opened + TIMEOUT) and view.may_accuse(by, silent, opened + TIMEOUT + 1)
+    story = Story.staffed(3)
+    uncounted = 0
+    while not story.view.may_accuse(by, silent, story.time):
+        story.work(1, [0, 2])
+        uncounted += 1
+    assert uncounted == 3
+    story.tell(Accused, silent, by, False)
+    asked = story.time
+    assert not story.view.may_evict(silent, asked + EVICTION - 1) and story.view.may_evict(silent, asked + EVICTION)
+    assert (Timing().round_timeout, Timing().eviction_time, SETTLE_TIMEOUTS * Timing().round_timeout) == (120, 60, 960)
+    asks = "asked on the ledger once a round is open for two minutes, or three rounds did not count it"
+    assert f"{asks}, and has one minute to answer" in page("README.md")
+    assert f"{asks}. If it does not answer within a minute it loses its slot" in page("docs/overview.md")
+    assert "mostly for a round or two and at most 16 minutes" in page("README.md")
+    assert "`round_timeout` plus `eviction_time`: two minutes and one, by default" in page("docs/operator.md")
+
+
+def test_the_pages_say_for_how_long_an_evicted_members_slot_waits() -> None:
+    story = Story.staffed(3)
+    story.work(1, range(3))
+    story.work(3, [0, 2])
+    story.tell(Accused, ACCOUNTS[1], ACCOUNTS[0], False)
+    story.time += EVICTION
+    story.tell(Evicted, ACCOUNTS[1], 1, 0, story.time + EVICTION)  # refused unless it waits for so long
+    assert story.view.returns[1, 0].until == story.time + EVICTION
+    assert "For a minute more the slot waits for it, if it was counted lately." in page("docs/overview.md")

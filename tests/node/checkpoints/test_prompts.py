@@ -54,6 +54,13 @@ def test_a_file_has_prompts_as_messages_or_text_and_what_is_expected(tmp_path: P
     assert read(_file(tmp_path, {"prompt": "hello"}), judged=False) == said(["hello"]) == alone
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_file_is_read_as_an_editor_wrote_it(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "grüß mich"}\r\n', encoding=encoding, newline="")
+    assert read(path, judged=False) == said(["grüß mich"])
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [

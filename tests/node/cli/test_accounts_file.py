@@ -13,8 +13,10 @@ ONE, TWO = checksum(b"\x1a" * 20), checksum(b"\x2b" * 20)
 
 def test_comments_blank_lines_and_second_namings_do_not_count(tmp_path: Path) -> None:
     file = tmp_path / "guests.txt"
-    file.write_bytes(f"\ufeff# guests\r\n\r\n  {ONE}  # \xe9\r\n{TWO}\r\n{ONE.lower()}".encode())
-    assert accounts_file.read(file).accounts == {ONE, TWO}
+    text = f"# guests\r\n\r\n  {ONE}  # \xe9\r\n{TWO}\r\n{ONE.lower()}"
+    for encoding in ("utf-8-sig", "utf-16"):
+        file.write_bytes(text.encode(encoding))
+        assert accounts_file.read(file).accounts == {ONE, TWO}
 
 
 @pytest.mark.parametrize(
@@ -24,9 +26,10 @@ def test_comments_blank_lines_and_second_namings_do_not_count(tmp_path: Path) ->
         (f"{ONE} {TWO}\n", "line 1: "),
         (f"{ONE}\n{TWO.swapcase().replace('X', 'x')}\n", "line 2: '0x2B2b"),
         (f"# one\n{ONE}\n0x{40 * '0'}\n", "line 3: the zero address"),
-        (f"{ONE}\n\x00\x1b[2J\n", "line 2: "),
+        (f"{ONE}\n\x1b[2J\n", "line 2: "),
         ("# nobody yet\n", "a list has 1 to 65,536 accounts, this one 0"),
-        ("#" * 9_000_000, "more than 8,388,608 bytes"),
+        ("#" * 9_000_000, "at most 8,388,608 bytes"),
+        (f"{ONE}\n\x00", "is neither UTF-8"),
     ],
 )
 def test_what_is_no_list_is_refused_by_its_line(tmp_path: Path, text: str, wrong: str) -> None:

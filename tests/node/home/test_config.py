@@ -100,6 +100,20 @@ def test_a_wrong_config_file_is_refused_by_file_and_key(folder: DataDir, text: s
     assert str(folder.config) in str(caught.value) and named in str(caught.value)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_config_file_is_read_and_changed_as_an_editor_wrote_it(folder: DataDir, encoding: str) -> None:
+    folder.config.write_text("# Grüße\r\nchain_id = 5\r\n", encoding=encoding, newline="")
+    assert config.load(folder, {}, {}).chain_id == 5
+    config.change(folder.config, "chain_id", "6")
+    assert folder.config.read_bytes() == "# Grüße\nchain_id = 6\n".encode()
+
+
+def test_a_config_file_in_another_encoding_says_which_are_read(folder: DataDir) -> None:
+    folder.config.write_bytes("# Grüße\n".encode("cp1252"))
+    with pytest.raises(UsageFailure, match=r"config\.toml: is neither UTF-8, nor .*: save it as UTF-8 text"):
+        config.load(folder, {}, {})
+
+
 def test_a_wrong_environment_variable_is_named(folder: DataDir) -> None:
     with pytest.raises(UsageFailure, match="DLX_HTTP_PORT"):
         config.load(folder, {}, {"DLX_HTTP_PORT": "many"})

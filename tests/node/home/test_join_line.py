@@ -89,6 +89,13 @@ def test_urls_with_keys_stay_at_home() -> None:
     assert public_urls(urls) == ("https://a.example", "ws://e:1/")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_line_and_its_proof_are_read_as_an_editor_wrote_them(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / RUN.hex()).write_text(f"{OPEN.encode()}\r\n0x{32 * '55'}\r\n", encoding=encoding, newline="")
+    assert join_line.invitation(tmp_path, RUN) == Listed((32 * b"\x55",))
+    assert decode("\ufeff" + OPEN.encode()) == OPEN
+
+
 def test_an_invitation_is_kept_for_its_run(tmp_path: Path) -> None:
     folder = tmp_path / "invitations"
     assert join_line.invitation(folder, RUN) is None

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from dlx.node.audit.sources.places import Places
+from dlx.node.cli.listening import listen_options
 from dlx.node.home.program import Called
 from dlx.node.web.app import Page
 from dlx.node.web.audits.process import Task, Where
@@ -154,6 +155,14 @@ def test_off_loopback_takes_a_token(tmp_path: Path) -> None:
     assert "needs 16 to 256" in dlx("web", "--bind", "0.0.0.0:0", "--token-file", token, code=2).stderr
     token.chmod(0o644)
     assert "chmod 600" in dlx("web", "--bind", "0.0.0.0:0", "--token-file", token, code=1).stderr
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_token_is_the_same_in_whatever_an_editor_makes_of_it(tmp_path: Path, encoding: str) -> None:
+    token = tmp_path / "token"
+    token.write_text(f"{TOKEN}\r\n", encoding=encoding, newline="")
+    token.chmod(0o600)
+    assert listen_options("0.0.0.0:0", token) == ("0.0.0.0", 0, TOKEN)
 
 
 def test_a_stages_weights_are_downloaded_only_as_the_ledger_has_them(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from dlx.training.data import template_check, tokenising
+from dlx.training.data import entries, template_check, tokenising
 from dlx.training.data.conversations import ConversationError, Template, conversation
 from dlx.training.data.prepare import Preparation, prepare_folder
 from dlx.training.data.rows import IDS, SILENT
@@ -70,6 +70,20 @@ def test_rows_of_every_shape_say_the_same() -> None:
     assert asked["content"] == "Translate.\n\nFour"
     assert conversation({"instruction": "", "output": ""}) is None
     assert conversation({"messages": None}) is conversation({"prompt": "", "completion": ""}) is None
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".json"])
+def test_what_pythons_json_writes_is_read(ending: str, tmp_path: Path) -> None:
+    asked, said = ASKED[0] | {"content": "cut \ud83d"}, ASKED[1] | {"logprob": float("nan")}
+    rows: list[dict[str, Any]] = [
+        {"messages": [asked, said], "score": float("inf")},
+        {"messages": json.dumps([asked, said]), "score": float("inf")},
+        {"prompt": "cut \ud83d", "completion": "Four.", "\udfff": None},
+    ]
+    path = tmp_path / f"a{ending}"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="ascii")
+    found = [json.loads(b"".join(one.pieces)) for one in entries.documents("a", path, None, False) or ()]
+    assert [row["messages"] for row in found] == [[asked | {"content": "cut \ufffd"}, ASKED[1]]] * 3
 
 
 def test_calls_of_tools_keep_their_keys_and_their_order() -> None:

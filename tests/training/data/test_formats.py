@@ -254,6 +254,39 @@ def test_other_kinds_of_text_columns_are_read_too(kind: pa.DataType, tmp_path: P
     assert list(_read(path, field="body").values()) == ROWS
 
 
+@pytest.mark.parametrize("ending", [".jsonl", ".json"])
+def test_what_pythons_json_writes_is_read(ending: str, tmp_path: Path) -> None:
+    """Its numbers that are none, and texts that were cut within an emoji: the same bytes give the same text."""
+    rows: list[dict[str, Any]] = [
+        {"text": "a", "score": float("nan"), "more": [{"low": float("-inf"), "high": float("inf")}]},
+        {"text": "cut \ud83d"},
+        {"text": "\ude00\ud83d both \ud83d\U0001f600 whole", "note": "\ud83d", "\udfff": "NaN"},
+        {"text": float("nan"), "note": "no text, as null"},
+        {"text": 'NaN, "Infinity" and \\ud83d', "score": float("nan")},
+    ]
+    path = tmp_path / f"a{ending}"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="ascii")
+    assert list(_read(path).values()) == [
+        "a",
+        "cut \ufffd",
+        "\ufffd\ufffd both \ufffd\U0001f600 whole",
+        'NaN, "Infinity" and \\ud83d',
+    ]
+
+
+def test_a_long_array_with_half_an_emoji_is_read_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries, "_CHUNK", 3)
+    rows = [{"text": f"\ud83d {number} \U0001f600", "score": float("-inf")} for number in range(20)]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    assert list(_read(tmp_path / "a.json").values()) == [f"\ufffd {number} \U0001f600" for number in range(20)]
+
+
+def test_lines_that_are_json_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = texts.json_lines(tmp_path / "a.jsonl", [{"text": f"{row} \U0001f600 NaN"} for row in ROWS])
+    monkeypatch.setattr(entries.python_json, "mended", lambda _: pytest.fail("the fast path takes them"))
+    assert list(_read(path).values()) == [f"{row} \U0001f600 NaN" for row in ROWS]
+
+
 def test_documents_without_text_do_not_count_and_do_not_move_the_names_of_others(tmp_path: Path) -> None:
     rows = ["", "a", None, "b"]
     assert _read(texts.parquet(tmp_path / "x.parquet", {"text": rows})) == {"x.parquet#1": "a", "x.parquet#3": "b"}
@@ -281,7 +314,12 @@ def test_the_number_of_arrow_files_does_not_name_the_rows(tmp_path: Path) -> Non
         (b'["text"]', "line 2: expected an object with the key 'text'"),
         (b'{"text": 5, "x": ' + b"[" * 100_000, "line 2: is not JSON"),
         (b'{"text": "\xff"}', "line 2: is not UTF-8"),
-        (b'{"text": "\\ud800"}', "line 2: is not JSON"),
+        (b'{"text": "\\ud800', "line 2: is not JSON"),
+        (b'{"texts": "\\ud800", "s": NaN}', "line 2: has no key 'text' but 'texts', 's'"),
+        (b'{"text": 5, "s": NaN}', "line 2: the value of its key 'text' is no text"),
+        (b'{"text": "a", "s": nan}', "line 2: is not JSON"),
+        (b'{"text": "a", "s": NaN, "t": "\xff"}', "line 2: is not UTF-8"),
+        (b'{"text": "\xed\xa0\xbd"}', "line 2: is not UTF-8"),  # a surrogate as bytes
         (b'{"x": ' + b"[" * 100_000, "line 2: is not JSON"),
         (b'{"text": "' + b"x" * 2000 + b'"}', "line 2: longer than"),
     ],
@@ -592,7 +630,6 @@ def test_a_long_array_is_read_in_portions(tmp_path: Path, monkeypatch: pytest.Mo
         ("a.json", b'[{"text": 5}]', "entry 0: the value of its key 'text' is no text"),
         ("a.json", b'[["text"]]', "entry 0: expected an object"),
         ("a.json", b'[{"messages": []}]', "entry 0: holds conversations"),
-        ("a.json", b'[{"text": "\\ud800"}]', "entry 0: its text holds half a character"),
         ("a.json", b'[{"text": "\xff"}]', "entry 0: is not UTF-8"),
         ("a.json", b"[" * 100_000, "is not JSON"),
         ("a.json", b'[{"x": ' + b"9" * 5000 + b"}]", "entry 0: is not JSON"),

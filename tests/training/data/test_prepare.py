@@ -119,6 +119,15 @@ def test_large_vocabularies_take_four_bytes_and_samples_come_out_as_they_went_in
     assert batch.tolist() == [expected[:17], expected[16:33]]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_tokenizer_is_the_same_bytes_in_whatever_an_editor_makes_of_it(tmp_path: Path, encoding: str) -> None:
+    path = texts.tokenizer(tmp_path / "tokenizer.json")
+    plain = Vocabulary.read(path).content
+    assert plain == path.read_bytes()
+    path.write_text(plain.decode(), encoding=encoding, newline="")
+    assert Vocabulary.read(path).content == plain
+
+
 def test_the_separator_is_the_end_of_text_or_the_one_named(rows: Path, tmp_path: Path) -> None:
     plain = texts.tokenizer(tmp_path / "plain.json", ["<a>", "<b>"])
     both = texts.tokenizer(tmp_path / "both.json", ["</s>", texts.END])

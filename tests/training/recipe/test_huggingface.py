@@ -195,6 +195,14 @@ def _read(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     return read_config(folder, untie=False)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_config_is_read_as_an_editor_wrote_it(encoding: str, tmp_path: Path) -> None:
+    config, _, _ = PUBLISHED["Llama 3.2 1B"]
+    plain = _read(config, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config, indent=2), encoding=encoding)
+    assert read_config(tmp_path, untie=False) == plain
+
+
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_a_published_config_is_read(model: str, tmp_path: Path) -> None:
     config, parameters, keys = PUBLISHED[model]

@@ -175,11 +175,18 @@ def test_a_wrong_draft_names_the_key_and_the_reason(toml: Path, old: str, new: s
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_draft_is_read_as_an_editor_wrote_it(toml: Path, encoding: str) -> None:
+    plain = draft_from_toml(toml)
+    toml.write_text(TOML.replace("\n", "\r\n") + "# Grüße\r\n", encoding=encoding, newline="")
+    assert draft_from_toml(toml) == plain
+
+
 def test_a_draft_that_cannot_be_read_says_so(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"none\.toml: cannot be read \(No such file"):
         draft_from_toml(tmp_path / "none.toml")
-    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ManifestError, match="not readable as TOML"):
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xff")
+    with pytest.raises(ManifestError, match=r"binary\.toml: is neither UTF-8, nor .*: save it as UTF-8 text"):
         draft_from_toml(tmp_path / "binary.toml")
 
 

@@ -160,7 +160,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(name: str, tmp_
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("é".encode() * (1 << 16) + b"x", "expected at most 131072 bytes"), (b"\xff", "expected UTF-8")],
+    [("é".encode() * (1 << 16) + b"x", "expected at most 131,072 bytes"), (b"\xff", "is neither UTF-8")],
 )
 def test_a_template_that_is_no_text_or_too_long_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(content)

@@ -63,6 +63,32 @@ def test_a_password_that_others_can_read_is_refused(tmp_path: Path) -> None:
         identity.password_in(password_file / "nothing")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_password_is_the_same_in_whatever_an_editor_makes_of_it(tmp_path: Path, encoding: str) -> None:
+    password_file = tmp_path / "password"
+    durable.write_bytes(password_file, "Grüße horse\r\nsecond line\r\n".encode(encoding), durable.SECRET)
+    assert identity.password_in(password_file) == "Grüße horse"
+    durable.write_bytes(password_file, "".encode(encoding), durable.SECRET)
+    with pytest.raises(UsageFailure, match="is empty"):
+        identity.password_in(password_file)
+
+
+def test_a_password_file_that_is_no_text_says_what_to_do(tmp_path: Path) -> None:
+    password_file = tmp_path / "password"
+    durable.write_bytes(password_file, "Grüße".encode("cp1252"), durable.SECRET)
+    with pytest.raises(UsageFailure, match=r"^the password file .*password: is neither UTF-8, nor .*save it as UTF-8"):
+        identity.password_in(password_file)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_an_account_from_elsewhere_is_read_as_an_editor_wrote_it(tmp_path: Path, encoding: str) -> None:
+    durable.write_bytes(tmp_path / "account", ("0x" + 32 * "1f" + "\r\n").encode(encoding), durable.SECRET)
+    assert identity.read_account(None, identity.account_text(tmp_path / "account"), _never) == 32 * b"\x1f"
+    (tmp_path / "account").chmod(0o644)
+    with pytest.raises(NotPrivate):
+        identity.account_text(tmp_path / "account")
+
+
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of a password of one's own at a devnet's cost: the real one is seconds for each key."""
