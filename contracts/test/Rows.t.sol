@@ -123,7 +123,7 @@ contract RowsTest is Fixture {
         for (uint256 i = 0; i < 3; ++i) {
             vm.assertFalse(ledger.isForfeit(run, honest[i]));
             vm.prank(founder);
-            ledger.dismiss(run, captors[i]);
+            ledger.dismiss(run, captors[i], address(0));
         }
         pass(1);
         enrolMore(3);
@@ -151,18 +151,64 @@ contract RowsTest is Fixture {
         }
         vm.prank(founder);
         vm.expectRevert(abi.encodeWithSelector(ILedger.NotVacant.selector, 1));
-        ledger.dismiss(run, captors[0]);
+        ledger.dismiss(run, captors[0], address(0));
         sealNothing(run, 1, founded(captors));
         sealNothing(run, 0, founded(honest));
         for (uint256 i = 0; i < 3; ++i) {
             vm.prank(founder);
-            ledger.dismiss(run, captors[i]);
+            ledger.dismiss(run, captors[i], address(0));
         }
         pass(1);
         enrolMore(3);
         for (uint256 i = 6; i < 9; ++i) join(run, who[i], 1);
         for (uint256 k = 0; k < 2; ++k) {
             pass(4 * ROUND_TIMEOUT); // more than half is the founder's
+            if (k == 0) sealNothing(run, 1, some(founder)); // from the next round on the work is theirs
+            else work(run, 1, part(6, 9), 1);
+            sealWith(run, 0, honest);
+        }
+    }
+
+    /// @dev Captors of a stage that worked like honest members for 25 rounds, and then seal what they made up: the members
+    /// of the other stage cannot work, and it is theirs that stands still. The founder gives the captors' slots to others,
+    /// who keep them, though together the captors had more than two thirds of their stage.
+    function test_aStageThatSealsWhatItsMembersMadeUpIsGivenBack() public {
+        RunConfig memory config = configOf(2, 1, 3);
+        config.horizon = 128;
+        bytes32 run = begin(6, config);
+        address[] memory honest = some(who[0], who[2], who[4]);
+        address[] memory captors = some(who[1], who[3], who[5]);
+        for (uint256 k = 0; k < 25; ++k) {
+            sealWith(run, 1, captors);
+            sealWith(run, 0, honest);
+        }
+        for (uint256 k = 0; k < 32; ++k) {
+            vm.prank(founder);
+            vm.expectRevert(abi.encodeWithSelector(ILedger.NotVacant.selector, 1));
+            ledger.dismiss(run, captors[0], address(0));
+            sealWith(run, 1, captors);
+            sealNothing(run, 0, founded(honest));
+        }
+        vm.assertTrue(weightOf(run, captors) * 3 > totalOf(run, 1) * 2);
+        enrolMore(4);
+        for (uint256 i = 0; i < 3; ++i) {
+            vm.prank(founder);
+            ledger.dismiss(run, captors[i], who[6 + i]);
+        }
+        pass(1);
+        vm.prank(who[9]); // another account of theirs
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NoFreeSlot.selector, 1));
+        ledger.joinRun(run, 1);
+        for (uint16 i = 0; i < 3; ++i) {
+            join(run, who[6 + i], 1);
+            requireSlot(run, who[6 + i], i, 1);
+        }
+        pass(9 * ROUND_TIMEOUT);
+        vm.prank(captors[0]);
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NothingToReclaim.selector, captors[0], 1));
+        ledger.reclaim(run, who[6]);
+        for (uint256 k = 0; k < 2; ++k) {
+            pass(6 * ROUND_TIMEOUT);
             if (k == 0) sealNothing(run, 1, some(founder)); // from the next round on the work is theirs
             else work(run, 1, part(6, 9), 1);
             sealWith(run, 0, honest);

@@ -190,7 +190,10 @@ class Liveness:
 
 def reclaims_soon(view: RunView, account: str, stage: int, now: float) -> bool:
     """Whether an account without a slot waits for one of the full stage where it left weight. The stage is late, and
-    once it stands still the account takes a slot there. In another stage its weight would be lost."""
+    once it stands still the account takes a slot there. In another stage its weight would be lost. Nobody waits so whom
+    a founder could dismiss again."""
+    if view.is_outweighed(account, int(now)):
+        return False
     late = now + (RECLAIM_TIMEOUTS - 1) * view.config.round_timeout
     held = (view.reclaimable_from(account, member) for member, slot in view.members().items() if slot[1] == stage)
     return any(since is not None and since <= late for since in held)

@@ -38,6 +38,7 @@ def measured() -> dict[str, int]:
         found |= seals(chain, members)
     found |= slots(chain)
     found["reclaim"] = reclaim(chain)
+    found["dismiss, 4 stages"] = dismiss(chain, 4)
     found["deal 3x3"] = deal(chain, 3, 3)
     found["deal 64x2"] = deal(chain, 64, 2)
     for members in (4, 8, 64):
@@ -150,6 +151,17 @@ def reclaim(chain: DirectChain) -> int:
     run.write(idle, "joinRun", run.run, 0)
     chain.now += 8 * TIMEOUT + 1
     return run.write(first, "reclaim", run.run, idle)
+
+
+def dismiss(chain: DirectChain, stages: int) -> int:
+    """For a successor, where the last stage alone stands still."""
+    run = _Run(chain, stages, 1)
+    run.fill()
+    for count in range(34):
+        for stage in range(stages):
+            run.seal(stage, working=stage < stages - 1 or count < 2)
+    member = run.view.member_at(0, stages - 1)
+    return run.write(run.accounts[0], "dismiss", run.run, member, run.accounts[stages])
 
 
 def conviction(chain: DirectChain, members: int) -> dict[str, int]:

@@ -1,10 +1,13 @@
 """What attackers with accounts, gas and a little work could do while votes were counted by accounts, and cannot now."""
 
+from typing import Any
+
 import pytest
 from ledger_run import STEPS, config
 from story import ACCOUNTS, EVICTION, FOUNDER, TIMEOUT, Story, names
 
-from dlx.ledger.events import Accused, Evicted, Reclaimed
+from dlx.ledger.abi import ZERO_ACCOUNT
+from dlx.ledger.events import Accused, Dismissed, Evicted, Reclaimed
 from dlx.ledger.view import runs
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.weights import ENOUGH, FULL
@@ -65,7 +68,7 @@ def test_who_takes_a_stage_at_birth_is_dismissed():
         story.seal(0, [], [], wait=TIMEOUT)
     for index in range(3):
         assert story.view.may_dismiss(FOUNDER, ACCOUNTS[index], story.time)
-        story.tell(Evicted, ACCOUNTS[index], index, 0, 0)
+        story.tell(Dismissed, ACCOUNTS[index], FOUNDER, index, 0, ZERO_ACCOUNT, 0)
     story.time += 1
     for index in range(8, 11):
         story.join(index, index - 8, 0)
@@ -84,6 +87,55 @@ def test_who_works_a_while_at_birth_and_then_stands_still_is_dismissed():
     assert all(story.view.may_dismiss(FOUNDER, ACCOUNTS[index], story.time) for index in range(3))
     story.work(1, range(3))
     assert not story.view.may_dismiss(FOUNDER, ACCOUNTS[0], story.time)
+
+
+def test_who_seals_what_it_made_up_is_dismissed_for_the_stage_that_cannot_work_with_it():
+    """The stage that stood still was the honest one, so who held the other one could not be dismissed. And who was is
+    not back before its successors, nor takes their slots while it has too much weight for a seal without it."""
+    story = Story(stages=2, max_replicas=3, min_replicas=3, horizon=128)
+    view, honest, captors, successors = story.view, range(3), range(3, 6), range(6, 9)
+    for index in range(6):
+        story.join(index, index % 3, index // 3)
+    story.open()
+
+    def rounds(count: int, **others: Any) -> None:
+        for _ in range(count):
+            story.seal(1, captors, captors)
+            story.seal(0, **others)
+
+    rounds(25, counted=honest, signers=honest)
+    rounds(31, counted=[], signers=honest, wait=TIMEOUT)
+    assert not any(view.may_dismiss(FOUNDER, ACCOUNTS[index], story.time) for index in captors)
+    rounds(1, counted=[], signers=honest, wait=TIMEOUT)
+    assert not view.may_dismiss(ACCOUNTS[0], ACCOUNTS[3], story.time)
+    for index in captors:
+        assert view.may_dismiss(FOUNDER, ACCOUNTS[index], story.time)
+        story.tell(Dismissed, ACCOUNTS[index], FOUNDER, index - 3, 1, ACCOUNTS[index + 3], story.time + EVICTION)
+    story.time += 1
+    assert [view.free_slot(1, one, story.time) for one in names([3, 9])] == [None, None]
+    for index in successors:
+        story.join(index, index - 6, 1)
+    story.time = view.opened_at + 8 * TIMEOUT + 1
+    assert view.reclaimable_from(ACCOUNTS[3], ACCOUNTS[6]) == story.time - 1
+    assert not view.may_reclaim(ACCOUNTS[3], ACCOUNTS[6], story.time)
+    with pytest.raises(ViewError, match="cannot have taken the slot"):
+        story.tell(Reclaimed, ACCOUNTS[3], ACCOUNTS[6], 0, 1)
+    story.seal(1, [], [], wait=12 * TIMEOUT)
+    story.seal(0, honest, honest)
+    story.seal(1, successors, successors, wait=6 * TIMEOUT)
+
+
+def test_a_founder_dismisses_nobody_of_a_stage_that_has_earned_half_of_all_weight():
+    """Whatever it does to another stage: of its own nobody works, and it seals nothing there."""
+    story = Story(stages=2, max_replicas=3, min_replicas=3, horizon=128)
+    for index in range(6):
+        story.join(index, index % 3, index // 3)
+    story.open()
+    for _ in range(89):
+        story.seal(1, range(3, 6), range(3, 6))
+        story.seal(0, [], [], wait=TIMEOUT)
+    assert runs.stands_still(story.view, 0) and story.view.vacuum(1, story.time) == 0
+    assert not any(story.view.may_dismiss(FOUNDER, ACCOUNTS[index], story.time) for index in range(3, 6))
 
 
 def test_work_in_one_round_of_many_keeps_no_stage_from_its_founders():
