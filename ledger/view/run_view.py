@@ -79,6 +79,7 @@ class RunView(RunState):
     reclaimable_from = runs.reclaimable_from
     may_deal = runs.may_deal
     deal_of = runs.deal_of
+    came_back = runs.came_back
 
     is_founder = seals.is_founder
     weight_of = seals.weight_of

@@ -264,6 +264,15 @@ def is_dealable(state: RunState, replica: int) -> bool:
     )
 
 
+def came_back(state: RunState, account: str) -> bool:
+    """Whether the member took its slot less than three rounds ago, and was counted in one of the three rounds before.
+    Then it is no sign against it that no round has counted it since it came."""
+    member, counted = state.member(account), state.last_round_counted(account)
+    if not member.holds or counted is None or state.next_round(member.stage) >= member.mark + UNCOUNTED_ROUNDS:
+        return False
+    return state.stages[member.stage].lanes.ages[member.lane] == NEVER and counted >= member.mark - UNCOUNTED_ROUNDS
+
+
 def _drawn(state: RunState, replica: int, stage: int) -> int:
     """The replica with whose member of the stage that of `replica` changes places."""
     held = bitmaps.members(state.stages[stage].slots)

@@ -62,6 +62,28 @@ def test_nothing_is_dearer_than_the_snapshot(measured):
     assert snapshot.keys() == measured.keys()
 
 
+def test_the_benchmarks_say_what_the_snapshot_says():
+    """Whoever writes the snapshot anew is told here which figures of the page it changes."""
+    snapshot = json.loads(SNAPSHOT.read_text())
+    page = (SNAPSHOT.parents[1] / "docs" / "benchmarks.md").read_text()
+    part = page.partition("## What a round costs on a chain\n")[2].partition("\n## ")[0]
+
+    def of(members: int, kind: str = "") -> str:
+        return f"{snapshot[f'seal {members}{kind}'] // members:,}"
+
+    apart = ", a quarter signs its record only"
+    said = " ".join(part.split())
+    assert f"at 8 replicas costs {of(8)} gas where all sign the seal, and {of(8, apart)} where a quarter" in said
+    assert f"At 32 and 64 the dearest are {of(32, apart)} and {of(64, apart)}." in said
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines() if " x " in line]
+    for place, gas, *usd in rows[1:]:
+        stages, replicas = map(int, place.split(" x "))
+        whole = stages * snapshot[f"seal {replicas}"]
+        assert gas == f"{whole:,}"
+        assert usd == [f"{whole * 0.05e-9 * 3000:,.3f} USD", f"{whole * 10e-9 * 3000:,.2f} USD"]
+    assert len(rows) == 4
+
+
 class _Run:
     """A run whose members all work, unless told otherwise."""
 

@@ -657,6 +657,34 @@ def test_a_founder_judges_where_no_work_has_weight(story):
     assert not view.may_convict(0, ACCOUNTS[2], [FOUNDER]) and FOUNDER not in view.jury(0, ACCOUNTS[2])
 
 
+def test_who_was_counted_before_it_left_has_three_rounds_after_it_came_back(story):
+    """And who was not has none: so leaving and coming back puts a deal off once for each round of work."""
+    view = story.view
+    story.work(8, range(4))
+    story.leave(3)
+    story.join(3, 3, 0)
+    assert view.came_back(ACCOUNTS[3]) and not view.came_back(ACCOUNTS[2])
+    for _ in range(2):
+        story.work(1, range(3), wait=TIMEOUT)
+    assert view.came_back(ACCOUNTS[3])
+    story.work(1, range(3), wait=TIMEOUT)
+    assert not view.came_back(ACCOUNTS[3])
+    story.leave(3)
+    story.join(3, 3, 0)
+    assert not view.came_back(ACCOUNTS[3]), "no round of late counted it"
+    story.work(1, range(3), wait=TIMEOUT)
+    story.work(1, range(4))
+    story.leave(3)
+    assert not view.came_back(ACCOUNTS[3]), "it holds none"
+    story.join(3, 3, 0)
+    assert view.came_back(ACCOUNTS[3])
+    story.work(1, range(3), wait=TIMEOUT)
+    story.work(1, range(4))
+    assert not view.came_back(ACCOUNTS[3]), "it is counted again"
+    story.join(9, 4, 0)
+    assert not view.came_back(ACCOUNTS[9]), "it is new"
+
+
 # ---- founders --------------------------------------------------------------------------------------------------------
 
 
