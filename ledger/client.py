@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from dlx.ledger.abi import ZERO32
+from dlx.ledger.abi import ZERO32, ZERO_ACCOUNT
 from dlx.ledger.bindings import Interface
 from dlx.ledger.bonds import Bond, Evidence
 from dlx.ledger.errors import Contradiction, LedgerError, LedgerUnavailable, Reverted, RpcError, WrongLedger
@@ -52,7 +52,7 @@ _GAS = {
     "accuse": 150_000,
     "answer": 100_000,
     "evict": 250_000,
-    "dismiss": 250_000,
+    "dismiss": 500_000,
     "reclaim": 500_000,
     "deal": 5_000_000,
     "publishCheckpoint": 200_000,
@@ -341,9 +341,10 @@ class LedgerClient:
     def evict(self, run: bytes, account: str) -> Receipt:
         return self._write("evict", run, account)
 
-    def dismiss(self, run: bytes, account: str) -> Receipt:
-        """Frees the slot of a member of a stage that is the account's as a founder: see RunView.may_dismiss."""
-        return self._write("dismiss", run, account)
+    def dismiss(self, run: bytes, account: str, successor: str | None = None) -> Receipt:
+        """Frees the slot of a member of a stage that is the account's as a founder, for the successor alone if there is
+        one: see RunView.may_dismiss."""
+        return self._write("dismiss", run, account, successor or ZERO_ACCOUNT)
 
     def reclaim(self, run: bytes, account: str) -> Receipt:
         """Takes the slot of a member that stands still: see RunView.may_reclaim."""

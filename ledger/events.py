@@ -177,14 +177,29 @@ class Answered:
 
 @dataclass(frozen=True)
 class Evicted:
-    """The account lost its slot, by its silence or by a founder's word. Nobody else can take it until the time
-    `return_until` (0: anyone can at once)."""
+    """The account lost its slot by its silence. Nobody else can take it until the time `return_until` (0: anyone can at
+    once)."""
 
     run: Bytes32
     account: Address
     replica: int
     stage: int
     return_until: int
+    at: EventPosition
+
+
+@dataclass(frozen=True)
+class Dismissed:
+    """A founder took the account's slot. Nobody but the successor can take it until that time; zeros and 0: anyone
+    can at once."""
+
+    run: Bytes32
+    account: Address
+    by: Address
+    replica: int
+    stage: int
+    successor: Address
+    until: int
     at: EventPosition
 
 
@@ -275,6 +290,7 @@ RunEvent = (
     | Accused
     | Answered
     | Evicted
+    | Dismissed
     | Reclaimed
     | Convicted
     | Sealed
@@ -406,6 +422,7 @@ _SPECS: dict[bytes, _Spec] = dict(
         _spec(Accused, "bytes32 address", "address bool"),
         _spec(Answered, "bytes32 address", ""),
         _spec(Evicted, "bytes32 address", "uint16 uint16 uint64"),
+        _spec(Dismissed, "bytes32 address", "address uint16 uint16 address uint64"),
         _spec(Reclaimed, "bytes32 address address", "uint16 uint16"),
         _spec(Convicted, "bytes32 address", "uint16 uint32 bytes32 bytes", _convicted),
         _spec(Sealed, "bytes32 uint16 uint32", f"bytes32 {_OUTCOME} bytes bytes", _sealed),

@@ -34,6 +34,17 @@ interface ILedger {
     event Answered(bytes32 indexed run, address indexed account);
     /// @notice `returnUntil` is the time until which nobody else can take the slot; 0: anyone can.
     event Evicted(bytes32 indexed run, address indexed account, uint16 replica, uint16 stage, uint64 returnUntil);
+    /// @notice A founder freed the holder's slot. Until then nobody but the successor can take it; 0, for no successor:
+    /// anyone can.
+    event Dismissed(
+        bytes32 indexed run,
+        address indexed account,
+        address by,
+        uint16 replica,
+        uint16 stage,
+        address successor,
+        uint64 until
+    );
     /// @notice The account took the slot of another one, which stood still.
     event Reclaimed(bytes32 indexed run, address indexed account, address indexed from, uint16 replica, uint16 stage);
     /// @notice The account's contribution to (stage, round) was found false or withheld: it lost the slot that it held, if
@@ -108,9 +119,10 @@ interface ILedger {
     error SignaturesLength(uint256 length);
     /// @notice In weight, see Weights.
     error QuorumMissing(uint256 votes, uint256 needed);
-    /// @notice The stage's work has weight of its own: its founders decide nothing there any more.
+    /// @notice The stage's work has weight of its own: its founders free no such slot there.
     error NotVacant(uint16 stage);
-    /// @notice The account has too little weight in the stage, or finds a free slot there.
+    /// @notice The account has too little weight in the stage, or finds a free slot there, or a founder could dismiss it
+    /// from one.
     error NothingToReclaim(address account, uint16 stage);
     /// @notice The stage works, or the holder was counted, or has an eighth of the sender's weight.
     error NotIdle(address account);

@@ -6,7 +6,7 @@ import {MessageHashUtils} from "@openzeppelin/contracts/utils/cryptography/Messa
 import {Bitmaps} from "./Bitmaps.sol";
 import {IBonds, IInvitations, ILedger} from "./ILedger.sol";
 import {NodeRegistry} from "./NodeRegistry.sol";
-import {Asked, Member, Return, Run, Runs, Stage, Standing, Stay} from "./Runs.sol";
+import {Asked, Member, Run, Runs, Stage, Standing, Stay} from "./Runs.sol";
 import {Seals} from "./Seals.sol";
 import {Enlisted, Sites} from "./Sites.sol";
 import {Verdicts} from "./Verdicts.sol";
@@ -152,28 +152,25 @@ library Membership {
         uint256 fromTime = uint256(member.askedAt) + r.terms.evictionTime;
         if (block.timestamp < fromTime) revert ILedger.TooEarlyToEvict(fromTime);
 
-        uint64 until = 0;
-        if (_release(r, bonds, run, member, account, false)) {
-            until = uint64(block.timestamp) + r.terms.evictionTime;
-            r.stages[member.stage].returns_[member.replica] = Return(account, uint40(until));
-        }
+        uint64 until = _release(r, bonds, run, member, account, false) ? r.reserve(member, account) : 0;
         member.asked = Asked.No;
         emit ILedger.Evicted(run, account, member.replica, member.stage, until);
     }
 
-    function dismiss(Run storage r, IBonds bonds, bytes32 run, address account) external {
+    function dismiss(Run storage r, IBonds bonds, bytes32 run, address account, address successor) external {
         if (!r.founders[msg.sender]) revert ILedger.NotFounder(msg.sender);
         Member storage member = r.holder(account);
         Stage storage s = r.stages[member.stage];
-        uint256 earned = s.heldWeight() + (r.absentNow(s).forSeals >> Weights.FRACTION);
-        uint256 vacuum = Runs.vacuum(earned);
-        // Two thirds of all are the founders'. Or as much as the member's, and the stage stands still.
-        bool outweighs = vacuum != 0 && vacuum >= r.weightIn(member.stage, member, false);
-        if (vacuum < 2 * earned && !(outweighs && _standsStill(r, member.stage))) revert ILedger.NotVacant(member.stage);
-        // slither-disable-next-line unused-return: the slot is anybody's
+        uint256 earned = _earned(r, s);
+        // Two thirds of all are the founders'. Or as much as the member's, and a stage stands still.
+        if (Runs.vacuum(earned) < 2 * earned && !_isOutweighed(r, earned, r.weightIn(member.stage, member, false))) {
+            revert ILedger.NotVacant(member.stage);
+        }
+        // slither-disable-next-line unused-return: the slot is its successor's, or anybody's
         _release(r, bonds, run, member, account, false);
         member.asked = Asked.No;
-        emit ILedger.Evicted(run, account, member.replica, member.stage, 0);
+        uint64 until = successor == address(0) ? 0 : r.reserve(member, successor);
+        emit ILedger.Dismissed(run, account, msg.sender, member.replica, member.stage, successor, until);
     }
 
     function reclaim(Run storage r, Surroundings memory by, bytes32 run, address account) external {
@@ -182,6 +179,8 @@ library Membership {
         (uint256 replica, uint16 stage) = (other.replica, other.stage);
         uint256 weight = r.weightIn(stage, member, false);
         bool enough = 16 * uint256(r.terms.maxReplicas) * weight >= Weights.ENOUGH;
+        // Else whom a founder dismissed takes the slot back from its successor, before the stage can seal without it.
+        if (enough) enough = !_isOutweighed(r, _earned(r, r.stages[stage]), weight);
         if (!enough || r.freeSlot(stage, msg.sender) != Runs.MAX_REPLICAS) {
             revert ILedger.NothingToReclaim(msg.sender, stage);
         }
@@ -388,12 +387,25 @@ library Membership {
         return block.timestamp > r.progress.openedAt + timeouts * r.terms.roundTimeout;
     }
 
-    /// @dev Whether its newest seals were all empty, or all but an eighth of all.
-    function _standsStill(Run storage r, uint256 stage) private view returns (bool) {
-        Stage storage s = r.stages[stage];
-        uint256 seals = r.nextRound(stage);
-        return s.activity.empties >= Runs.EMPTY_SEALS
-            || (seals >= 2 * Runs.EMPTY_SEALS && 8 * uint256(s.activity.nonEmpty) < seals);
+    /// @dev What all members of the stage have in seals, with those that are absent.
+    function _earned(Run storage r, Stage storage s) private view returns (uint256) {
+        return s.heldWeight() + (r.absentNow(s).forSeals >> Weights.FRACTION);
+    }
+
+    /// @dev Whether the founders have no less than this weight in a stage whose members have so much, and a stage of the run
+    /// stands still: its newest seals were all empty, or all but an eighth of all. Any stage: those who seal what they
+    /// made up in one of them keep the others from working, not that one.
+    function _isOutweighed(Run storage r, uint256 earned, uint256 weight) private view returns (bool) {
+        uint256 vacuum = Runs.vacuum(earned);
+        if (vacuum == 0 || vacuum < weight) return false;
+        uint256 stages = r.terms.stages;
+        for (uint256 stage = 0; stage < stages; ++stage) {
+            Stage storage s = r.stages[stage];
+            uint256 seals = r.nextRound(stage);
+            if (s.activity.empties >= Runs.EMPTY_SEALS) return true;
+            if (seals >= 2 * Runs.EMPTY_SEALS && 8 * uint256(s.activity.nonEmpty) < seals) return true;
+        }
+        return false;
     }
 
     function _isUncounted(Run storage r, Member storage member) private view returns (bool) {

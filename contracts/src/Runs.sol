@@ -271,6 +271,12 @@ library Runs {
         return kept.account == account && kept.until >= block.timestamp && (s.activity.held >> member.replica) & 1 == 0;
     }
 
+    /// @notice Lets nobody but the account take the slot that the member has just lost, for the eviction time.
+    function reserve(Run storage r, Member storage member, address account) internal returns (uint64 until) {
+        until = uint64(block.timestamp) + r.terms.evictionTime;
+        r.stages[member.stage].returns_[member.replica] = Return(account, uint40(until));
+    }
+
     /// @notice Gives the account a slot that is free, and the weight that it still has in this stage. Leaving and joining
     /// again wipes nothing. The first taker of a slot that was free at the stage's newest seal can make its record at
     /// once, if it had no other slot since.

@@ -159,15 +159,17 @@ contract TrainingLedger is EIP712, Deployed, ILedger {
     }
 
     /// @notice Frees the slot of a holder where two thirds of its stage's weight are still, or again, the founders', of
-    /// whom the sender is one; or as much as the holder's, where the stage stands still: its last 32 seals were empty, or
+    /// whom the sender is one; or as much as the holder's, where any stage stands still: its last 32 seals were empty, or
     /// of 64 and more all but an eighth.
-    function dismiss(bytes32 run, address account) external {
-        Membership.dismiss(_run(run), bonds, run, account);
+    /// @param successor who alone can take the slot for the eviction time; zero: anyone can, after this second
+    function dismiss(bytes32 run, address account, address successor) external {
+        Membership.dismiss(_run(run), bonds, run, account, successor);
     }
 
     /// @notice Gives the sender, which left weight in a full stage, the slot there of a holder that has not been counted
     /// and has less than an eighth of it, once the stage has not sealed the open round for eight round timeouts. So who
-    /// takes slots while their holders are away does not stop the stage with them.
+    /// takes slots while their holders are away does not stop the stage with them. Not where a stage stands still and
+    /// founders have no less weight than the sender (see dismiss).
     function reclaim(bytes32 run, address account) external {
         Membership.reclaim(_run(run), _surroundings(), run, account);
     }

@@ -366,10 +366,10 @@ contract AttacksTest is Fixture {
         }
         vm.prank(who[3]);
         vm.expectRevert(abi.encodeWithSelector(ILedger.NotFounder.selector, who[3]));
-        ledger.dismiss(run, who[0]);
+        ledger.dismiss(run, who[0], address(0));
         for (uint256 i = 0; i < 3; ++i) {
             vm.prank(founder);
-            ledger.dismiss(run, who[i]);
+            ledger.dismiss(run, who[i], address(0));
         }
         pass(1);
         for (uint256 i = 6; i < 9; ++i) join(run, who[i], 1);
@@ -426,7 +426,7 @@ contract AttacksTest is Fixture {
         for (uint256 i = 0; i < 3; ++i) enrolAt(i);
         for (uint256 i = 0; i < 3; ++i) {
             vm.prank(founder);
-            ledger.dismiss(run, who[i]);
+            ledger.dismiss(run, who[i], address(0));
         }
         pass(1);
         for (uint256 i = 3; i < 6; ++i) join(run, who[i], 0);

@@ -91,7 +91,7 @@ contract BreakersTest is Fixture {
         for (uint256 i = 0; i < who.length; ++i) {
             if (!breaks[who[i]]) continue;
             vm.prank(founder);
-            ledger.dismiss(run, who[i]);
+            ledger.dismiss(run, who[i], address(0));
         }
         pass(1);
     }

@@ -80,7 +80,7 @@ contract DoorsTest is Fixture {
     function test_dismissalsReleaseIt() public {
         bytes32 run = bonded(2);
         vm.prank(founder);
-        ledger.dismiss(run, who[1]);
+        ledger.dismiss(run, who[1], address(0));
         vm.assertEq(lockedOf(run, who[1]), 0);
         pass(1);
         join(run, who[1], 0);
@@ -118,21 +118,49 @@ contract DoorsTest is Fixture {
         for (uint256 i = 0; i < 3; ++i) join(run, who[i], 0);
         vm.prank(CREATOR);
         vm.expectRevert(abi.encodeWithSelector(ILedger.NotFounder.selector, CREATOR));
-        ledger.dismiss(run, who[0]);
+        ledger.dismiss(run, who[0], address(0));
         work(run, 0, part(0, 2), 1);
         vm.expectEmit(address(ledger));
-        emit ILedger.Evicted(run, who[2], 2, 0, 0);
+        emit ILedger.Dismissed(run, who[2], founder, 2, 0, address(0), 0);
         vm.prank(founder);
-        ledger.dismiss(run, who[2]);
+        ledger.dismiss(run, who[2], address(0));
         vm.prank(founder);
         vm.expectRevert(abi.encodeWithSelector(ILedger.NotHolding.selector, who[2]));
-        ledger.dismiss(run, who[2]);
+        ledger.dismiss(run, who[2], address(0));
         pass(1);
         join(run, who[2], 0); // it is no exile
         work(run, 0, part(0, 2), 1);
         vm.prank(founder);
         vm.expectRevert(abi.encodeWithSelector(ILedger.NotVacant.selector, 0));
-        ledger.dismiss(run, who[2]);
+        ledger.dismiss(run, who[2], address(0));
+    }
+
+    /// @dev The slot waits for the successor alone, and no longer than the eviction time.
+    function test_aDismissedMembersSlotWaitsForItsSuccessor() public {
+        enrol(5);
+        bytes32 run = create(configOf(2, 1, 1));
+        join(run, who[0], 0);
+        uint64 until = uint64(vm.getBlockTimestamp() + EVICTION_TIME);
+        vm.expectEmit(address(ledger));
+        emit ILedger.Dismissed(run, who[0], founder, 0, 0, who[1], until);
+        vm.prank(founder);
+        ledger.dismiss(run, who[0], who[1]);
+        vm.warp(until);
+        for (uint256 i = 0; i < 5; i += 2) {
+            vm.prank(who[i]);
+            vm.expectRevert(abi.encodeWithSelector(ILedger.NoFreeSlot.selector, 0));
+            ledger.joinRun(run, 0);
+        }
+        join(run, who[1], ANY); // its only free slot is of the lowest stage
+        requireSlot(run, who[1], 0, 0);
+        vm.prank(founder);
+        ledger.dismiss(run, who[1], who[3]); // who never comes
+        pass(EVICTION_TIME);
+        join(run, who[2], ANY);
+        requireSlot(run, who[2], 0, 1);
+        pass(1);
+        join(run, who[1], ANY);
+        requireSlot(run, who[1], 0, 0);
     }
 
     /// @dev The founders' part is what work has not earned yet, and none once that is enough; it comes back as the weight

@@ -100,8 +100,9 @@ contract Handler is Fixture {
         send(address(0xbad), abi.encodeCall(ledger.evict, (run, who[a % ACCOUNTS])));
     }
 
-    function dismiss(uint256 a) external watched {
-        send(founder, abi.encodeCall(ledger.dismiss, (run, who[a % ACCOUNTS])));
+    function dismiss(uint256 a, uint256 b) external watched {
+        address successor = b % 2 == 0 ? address(0) : who[b % ACCOUNTS];
+        send(founder, abi.encodeCall(ledger.dismiss, (run, who[a % ACCOUNTS], successor)));
     }
 
     function deal(uint16 replica) external watched {

@@ -123,7 +123,7 @@ contract RowsTest is Fixture {
         for (uint256 i = 0; i < 3; ++i) {
             vm.assertFalse(ledger.isForfeit(run, honest[i]));
             vm.prank(founder);
-            ledger.dismiss(run, captors[i]);
+            ledger.dismiss(run, captors[i], address(0));
         }
         pass(1);
         enrolMore(3);
@@ -151,12 +151,12 @@ contract RowsTest is Fixture {
         }
         vm.prank(founder);
         vm.expectRevert(abi.encodeWithSelector(ILedger.NotVacant.selector, 1));
-        ledger.dismiss(run, captors[0]);
+        ledger.dismiss(run, captors[0], address(0));
         sealNothing(run, 1, founded(captors));
         sealNothing(run, 0, founded(honest));
         for (uint256 i = 0; i < 3; ++i) {
             vm.prank(founder);
-            ledger.dismiss(run, captors[i]);
+            ledger.dismiss(run, captors[i], address(0));
         }
         pass(1);
         enrolMore(3);
@@ -167,6 +167,72 @@ contract RowsTest is Fixture {
             else work(run, 1, part(6, 9), 1);
             sealWith(run, 0, honest);
         }
+    }
+
+    /// @dev Captors of a stage that worked like honest members for 18 rounds, and then seal what they made up: the members
+    /// of the other stage cannot work, and it is theirs that stands still. The founder gives the captors' slots to others,
+    /// who keep them.
+    function test_aStageThatSealsWhatItsMembersMadeUpIsGivenBack() public {
+        (bytes32 run, address[] memory honest, address[] memory captors) = madeUp(18);
+        vm.assertTrue(weightOf(run, captors) * 3 < totalOf(run, 1) * 2);
+        vm.prank(who[9]); // another account of theirs
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NoFreeSlot.selector, 1));
+        ledger.joinRun(run, 1);
+        for (uint16 i = 0; i < 3; ++i) {
+            join(run, who[6 + i], 1);
+            requireSlot(run, who[6 + i], i, 1);
+        }
+        refusedConviction(charge(run, 1, 0, who[6]), captors);
+        pass(9 * ROUND_TIMEOUT);
+        vm.prank(captors[0]);
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NothingToReclaim.selector, captors[0], 1));
+        ledger.reclaim(run, who[6]);
+        for (uint256 k = 0; k < 2; ++k) {
+            pass(4 * ROUND_TIMEOUT);
+            if (k == 0) sealNothing(run, 1, some(founder)); // from the next round on the work is theirs
+            else work(run, 1, part(6, 9), 1);
+            sealWith(run, 0, honest);
+        }
+    }
+
+    /// @dev Not where the captors had two thirds of their stage by then: they convict whoever comes after them.
+    function test_captorsWithTwoThirdsConvictTheirSuccessors() public {
+        (bytes32 run,, address[] memory captors) = madeUp(25);
+        vm.assertTrue(weightOf(run, captors) * 3 > totalOf(run, 1) * 2);
+        join(run, who[6], 1);
+        pass(100 * ROUND_TIMEOUT); // takes nothing of it
+        convict(charge(run, 1, 0, who[6]), captors);
+    }
+
+    /// @dev A run of two stages and three replicas in which one stage's members worked for some rounds, and then made it up
+    /// for 32. The founder dismissed them for three newcomers a second ago.
+    function madeUp(uint256 worked)
+        internal
+        returns (bytes32 run, address[] memory honest, address[] memory captors)
+    {
+        RunConfig memory config = configOf(2, 1, 3);
+        config.horizon = 128;
+        run = begin(6, config);
+        (honest, captors) = (some(who[0], who[2], who[4]), some(who[1], who[3], who[5]));
+        for (uint256 k = 0; k < worked; ++k) {
+            sealWith(run, 1, captors);
+            sealWith(run, 0, honest);
+        }
+        for (uint256 k = worked; k < worked + 32; ++k) {
+            if (k >= 24) { // before that two thirds are the founder's
+                vm.prank(founder);
+                vm.expectRevert(abi.encodeWithSelector(ILedger.NotVacant.selector, 1));
+                ledger.dismiss(run, captors[0], address(0));
+            }
+            sealWith(run, 1, captors);
+            sealNothing(run, 0, founded(honest));
+        }
+        enrolMore(4);
+        for (uint256 i = 0; i < 3; ++i) {
+            vm.prank(founder);
+            ledger.dismiss(run, captors[i], who[6 + i]);
+        }
+        pass(1);
     }
 
     /// @dev A stage's members are away, and evicted; their slots are taken by accounts that only hold them. Back, each takes

@@ -7,13 +7,14 @@ Times are in seconds; `now` is the time of the block that a transaction would be
 
 from dataclasses import replace
 
-from dlx.ledger.abi import ZERO32
+from dlx.ledger.abi import ZERO32, ZERO_ACCOUNT
 from dlx.ledger.events import (
     Accused,
     Answered,
     CheckpointPublished,
     Convicted,
     Dealt,
+    Dismissed,
     Evaluated,
     Event,
     Evicted,
@@ -63,6 +64,8 @@ class RunView(RunState):
 
     free_slot = runs.free_slot
     is_free = runs.is_free
+    waiting_for = runs.waiting_for
+    stage_left = runs.stage_left
     may_move = runs.may_move
     age_of = runs.age_of
     was_passed_over = runs.was_passed_over
@@ -71,10 +74,12 @@ class RunView(RunState):
     may_accuse = runs.may_accuse
     may_evict = runs.may_evict
     may_dismiss = runs.may_dismiss
+    is_outweighed = runs.is_outweighed
     may_reclaim = runs.may_reclaim
     reclaimable_from = runs.reclaimable_from
     may_deal = runs.may_deal
     deal_of = runs.deal_of
+    came_back = runs.came_back
 
     is_founder = seals.is_founder
     weight_of = seals.weight_of
@@ -150,6 +155,8 @@ class RunView(RunState):
                 self._answer(event)
             case Evicted():
                 self._evict(event)
+            case Dismissed():
+                self._dismiss(event)
             case Reclaimed():
                 self._reclaim(event)
             case Convicted():
@@ -378,18 +385,24 @@ class RunView(RunState):
 
     def _evict(self, event: Evicted) -> None:
         account, now = event.account, event.at.time
-        silent = self.may_evict(account, now)
-        dismissed = event.return_until == 0 and any(
-            self.may_dismiss(founder, account, now) for founder in self.founders
-        )
-        if not silent and not dismissed:
+        if not self.may_evict(account, now):
             raise ViewError(f"{account} cannot have been evicted")
         counted = self._release(account, event.replica, event.stage, now)
-        self.accounts[account] = replace(self.accounts[account], asked=Asked.NO)
-        until = now + self.config.eviction_time if counted else 0
-        if event.return_until != until and not dismissed:
-            raise ViewError(f"{account} may return until {until}, not {event.return_until}")
-        if event.return_until:
+        self._reserve(event, account if counted else None, event.return_until)
+
+    def _dismiss(self, event: Dismissed) -> None:
+        if not self.may_dismiss(event.by, event.account, event.at.time):
+            raise ViewError(f"{event.by} cannot have dismissed {event.account}")
+        self._release(event.account, event.replica, event.stage, event.at.time)
+        self._reserve(event, None if event.successor == ZERO_ACCOUNT else event.successor, event.until)
+
+    def _reserve(self, event: Evicted | Dismissed, account: str | None, until: int) -> None:
+        """The slot that the event took waits for the account; None: for nobody."""
+        self.accounts[event.account] = replace(self.accounts[event.account], asked=Asked.NO)
+        expected = 0 if account is None else event.at.time + self.config.eviction_time
+        if until != expected:
+            raise ViewError(f"the slot of {event.account} is kept until {expected}, not {until}")
+        if account is not None:
             self.returns[event.replica, event.stage] = Return(account, until)
 
     def _reclaim(self, event: Reclaimed) -> None:

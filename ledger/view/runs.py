@@ -91,6 +91,22 @@ def is_free(state: RunState, replica: int, stage: int, account: str, now: int) -
     return (replica, stage) not in state.by_slot and not for_another and not vacated
 
 
+def waiting_for(state: RunState, account: str, now: int) -> tuple[tuple[int, int], ...]:
+    """The free slots, (replica, stage) each, that the account alone may take: it was evicted, or is a successor."""
+    return tuple(
+        slot
+        for slot, kept in state.returns.items()
+        if kept.account == account and kept.until >= now and slot not in state.by_slot
+    )
+
+
+def stage_left(state: RunState, account: str) -> int | None:
+    """The stage where an account without a slot left weight, which it has again if it takes one there; None: none."""
+    member = state.member(account)
+    has = not member.holds and seals.weight_in(state, account, member.stage, None) > 0
+    return member.stage if has else None
+
+
 def may_move(state: RunState, account: str, now: int) -> bool:
     """Whether the account could move to a lower replica, from one that is not complete."""
     slot = state.slot_of(account)
@@ -163,14 +179,20 @@ def may_evict(state: RunState, account: str, now: int) -> bool:
 
 def may_dismiss(state: RunState, by: str, account: str, now: int) -> bool:
     """Whether a founder may free the account's slot: two thirds of its stage's weight are the founders', or as much as
-    the account's is, and the stage stands still."""
+    the account's is, and a stage stands still."""
     member = state.member(account)
     if not member.holds or by not in state.founders:
         return False
-    vacuum, own = seals.vacuum(state, member.stage, now), seals.weight_in(state, account, member.stage, None)
-    if vacuum and vacuum >= own and stands_still(state, member.stage):
-        return True
-    return 3 * vacuum >= 2 * seals.total(state, member.stage, now)
+    vacuum, total = seals.vacuum(state, member.stage, now), seals.total(state, member.stage, now)
+    return 3 * vacuum >= 2 * total or is_outweighed(state, account, now)
+
+
+def is_outweighed(state: RunState, account: str, now: int) -> bool:
+    """Whether founders have no less weight than the account in the stage that it is, or was last, a member of, and some
+    stage stands still."""
+    stage = state.member(account).stage
+    vacuum, own = seals.vacuum(state, stage, now), seals.weight_in(state, account, stage, None)
+    return 0 < vacuum >= own and any(stands_still(state, each) for each in range(state.config.stages))
 
 
 def stands_still(state: RunState, stage: int) -> bool:
@@ -181,9 +203,11 @@ def stands_still(state: RunState, stage: int) -> bool:
 
 def may_reclaim(state: RunState, by: str, account: str, now: int) -> bool:
     """Whether an account that left weight in a full stage may take the slot of another there, which has hardly any and
-    was not counted. The stage has not sealed the open round for long."""
+    was not counted. The stage has not sealed the open round for long. Nor could a founder dismiss it at once."""
     since = reclaimable_from(state, by, account)
-    return since is not None and now > since and free_slot(state, state.member(account).stage, by, now) is None
+    if since is None or now <= since or is_outweighed(state, by, now):
+        return False
+    return free_slot(state, state.member(account).stage, by, now) is None
 
 
 def reclaimable_from(state: RunState, by: str, account: str) -> int | None:
@@ -238,6 +262,15 @@ def is_dealable(state: RunState, replica: int) -> bool:
     return settled and any(
         _idle_rounds(state, replica, stage) >= UNCOUNTED_ROUNDS for stage in range(state.config.stages)
     )
+
+
+def came_back(state: RunState, account: str) -> bool:
+    """Whether the member took its slot less than three rounds ago, and was counted in one of the three rounds before.
+    Then it is no sign against it that no round has counted it since it came."""
+    member, counted = state.member(account), state.last_round_counted(account)
+    if not member.holds or counted is None or state.next_round(member.stage) >= member.mark + UNCOUNTED_ROUNDS:
+        return False
+    return state.stages[member.stage].lanes.ages[member.lane] == NEVER and counted >= member.mark - UNCOUNTED_ROUNDS
 
 
 def _drawn(state: RunState, replica: int, stage: int) -> int:

@@ -159,10 +159,13 @@ class Liveness:
 
     def _may_deal(self, view: RunView, replica: int, now: float) -> bool:
         """Whether dealing is all that can be done: nobody in the replica is to be asked for work, or evicted, first (a
-        deal brings it among others, who would begin anew with it). A replica of one stage has no members to part."""
+        deal brings it among others, who would begin anew with it). Who has just come back can still be counted. A
+        replica of one stage has no members to part."""
         if self._rules.stages == 1 or not view.may_deal(replica):
             return False
         team = self._team(view, replica)
+        if any(map(view.came_back, team)):
+            return False
         if not view.is_forfeit(self._account) and any(
             view.is_forfeit(account) and view.may_accuse(self._account, account, int(now))
             for account in team
@@ -190,7 +193,10 @@ class Liveness:
 
 def reclaims_soon(view: RunView, account: str, stage: int, now: float) -> bool:
     """Whether an account without a slot waits for one of the full stage where it left weight. The stage is late, and
-    once it stands still the account takes a slot there. In another stage its weight would be lost."""
+    once it stands still the account takes a slot there. In another stage its weight would be lost. Nobody waits so whom
+    a founder could dismiss again."""
+    if view.is_outweighed(account, int(now)):
+        return False
     late = now + (RECLAIM_TIMEOUTS - 1) * view.config.round_timeout
     held = (view.reclaimable_from(account, member) for member, slot in view.members().items() if slot[1] == stage)
     return any(since is not None and since <= late for since in held)

@@ -43,6 +43,7 @@ EVENTS = {
         "Accused(bytes32,address,address,bool)": 2,
         "Answered(bytes32,address)": 2,
         "Evicted(bytes32,address,uint16,uint16,uint64)": 2,
+        "Dismissed(bytes32,address,address,uint16,uint16,address,uint64)": 2,
         "Reclaimed(bytes32,address,address,uint16,uint16)": 3,
         "Convicted(bytes32,address,uint16,uint32,bytes32,bytes)": 2,
         f"Sealed(bytes32,uint16,uint32,bytes32,{OUTCOME},bytes,bytes)": 3,
@@ -116,7 +117,7 @@ FUNCTIONS = {
         "staysOf(bytes32,address)",
         "earnedIn(bytes32,uint16,uint32,address,uint256)",
         "sealsIn(bytes32,uint16,uint32)",
-        "dismiss(bytes32,address)",
+        "dismiss(bytes32,address,address)",
     },
 }
 EVENTS["Campaigns"] = {

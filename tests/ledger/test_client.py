@@ -216,7 +216,7 @@ def test_seals_need_weight_and_time(running):
     with pytest.raises(Reverted, match="TooEarlyToDeal"):
         running.creator.deal(running.id, 0)
     with pytest.raises(Reverted, match="NotFounder"):
-        running.clients[members[-1]].dismiss(running.id, members[0])
+        running.clients[members[-1]].dismiss(running.id, members[0], members[1])
 
 
 def test_many_sends_at_once_all_arrive(embedded):

@@ -13,6 +13,7 @@ from dlx.ledger.events import (
     CheckpointPublished,
     Convicted,
     Dealt,
+    Dismissed,
     Evicted,
     Joined,
     RunCreated,
@@ -42,7 +43,7 @@ def test_every_event_of_the_contracts_is_known():
             _, indexed, plain, _ = events._SPECS[topic]
             flags = [i["indexed"] for i in entry["inputs"]]
             assert flags == [True] * len(indexed) + [False] * len(plain), entry["name"]
-    assert len(names) == len(events._SPECS) == 19
+    assert len(names) == len(events._SPECS) == 20
 
 
 def test_logs_that_do_not_fit_their_event_are_refused():
@@ -148,5 +149,9 @@ def test_small_events_have_the_contract_s_order():
     words = b"".join(value.to_bytes(32, "big") for value in (2, 4, 6))
     dealt = decode_log(parse_log(log(Dealt, [RUN], words)), 5)
     assert isinstance(dealt, Dealt) and (dealt.stage, dealt.replica, dealt.other) == (2, 4, 6)
+    data = account + words[:64] + account[:-1] + b"\1" + words[64:]
+    dismissed = decode_log(parse_log(log(Dismissed, [RUN, account], data)), 5)
+    assert isinstance(dismissed, Dismissed) and (dismissed.by, dismissed.successor[-2:]) == (ACCOUNT, "01")
+    assert (dismissed.replica, dismissed.stage, dismissed.until) == (2, 4, 6)
     evicted = decode_log(parse_log(log(Evicted, [RUN, account], words)), 5)
     assert isinstance(evicted, Evicted) and (evicted.replica, evicted.stage, evicted.return_until) == (2, 4, 6)

@@ -38,6 +38,7 @@ def measured() -> dict[str, int]:
         found |= seals(chain, members)
     found |= slots(chain)
     found["reclaim"] = reclaim(chain)
+    found["dismiss, 4 stages"] = dismiss(chain, 4)
     found["deal 3x3"] = deal(chain, 3, 3)
     found["deal 64x2"] = deal(chain, 64, 2)
     for members in (4, 8, 64):
@@ -59,6 +60,28 @@ def test_nothing_is_dearer_than_the_snapshot(measured):
     dearer = {name: (gas, snapshot.get(name, 0)) for name, gas in measured.items()}
     assert not {name: both for name, both in dearer.items() if both[0] > both[1] * (1 + TOLERANCE)}
     assert snapshot.keys() == measured.keys()
+
+
+def test_the_benchmarks_say_what_the_snapshot_says():
+    """Whoever writes the snapshot anew is told here which figures of the page it changes."""
+    snapshot = json.loads(SNAPSHOT.read_text())
+    page = (SNAPSHOT.parents[1] / "docs" / "benchmarks.md").read_text()
+    part = page.partition("## What a round costs on a chain\n")[2].partition("\n## ")[0]
+
+    def of(members: int, kind: str = "") -> str:
+        return f"{snapshot[f'seal {members}{kind}'] // members:,}"
+
+    apart = ", a quarter signs its record only"
+    said = " ".join(part.split())
+    assert f"at 8 replicas costs {of(8)} gas where all sign the seal, and {of(8, apart)} where a quarter" in said
+    assert f"At 32 and 64 the dearest are {of(32, apart)} and {of(64, apart)}." in said
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines() if " x " in line]
+    for place, gas, *usd in rows[1:]:
+        stages, replicas = map(int, place.split(" x "))
+        whole = stages * snapshot[f"seal {replicas}"]
+        assert gas == f"{whole:,}"
+        assert usd == [f"{whole * 0.05e-9 * 3000:,.3f} USD", f"{whole * 10e-9 * 3000:,.2f} USD"]
+    assert len(rows) == 4
 
 
 class _Run:
@@ -150,6 +173,17 @@ def reclaim(chain: DirectChain) -> int:
     run.write(idle, "joinRun", run.run, 0)
     chain.now += 8 * TIMEOUT + 1
     return run.write(first, "reclaim", run.run, idle)
+
+
+def dismiss(chain: DirectChain, stages: int) -> int:
+    """For a successor, where the last stage alone stands still."""
+    run = _Run(chain, stages, 1)
+    run.fill()
+    for count in range(34):
+        for stage in range(stages):
+            run.seal(stage, working=stage < stages - 1 or count < 2)
+    member = run.view.member_at(0, stages - 1)
+    return run.write(run.accounts[0], "dismiss", run.run, member, run.accounts[stages])
 
 
 def conviction(chain: DirectChain, members: int) -> dict[str, int]:

@@ -11,9 +11,10 @@ from direct_chain import DirectChain
 from eth_hash.auto import keccak
 from ledger_run import NAME, check, config, seal_of, signatures_of, verdicts_of, work
 
+from dlx.ledger.abi import ZERO_ACCOUNT
 from dlx.ledger.client import seal_argument
 from dlx.ledger.errors import Reverted
-from dlx.ledger.events import Convicted, Sealed
+from dlx.ledger.events import Convicted, Dismissed, Sealed
 from dlx.ledger.keys import account_of
 from dlx.ledger.typed import ANY_STAGE, WITHHELD, SiteMember, conviction_entries, run_id
 from dlx.ledger.view import runs
@@ -33,6 +34,7 @@ MOODS = {
     "churn": "join join join leave move move dismiss reclaim seal seal seal",
     "busy": "join leave accuse" + " seal" * 20,
     "silent": "join accuse accuse accuse answer answer evict evict deal seal seal seal seal",
+    "founded": "join join join leave move dismiss succeed succeed accuse evict seal seal seal",
     "judging": "join join move leave convict convict seal seal seal seal",
 }
 
@@ -124,10 +126,12 @@ class Life:
                 able = [account for account in ACCOUNTS if view.may_evict(account, now)]
                 other = chance.choice(able or ACCOUNTS)
                 self.tries(me, "evict", other, foreseen=view.may_evict(other, now))
-            case "dismiss":
+            case "dismiss" | "succeed":
                 able = [(by, one) for by in ACCOUNTS for one in ACCOUNTS if view.may_dismiss(by, one, now)]
                 me, other = chance.choice(able or [(me, other)])
-                self.tries(me, "dismiss", other, foreseen=view.may_dismiss(me, other, now))
+                foreseen = view.may_dismiss(me, other, now)
+                successor = chance.choice(ACCOUNTS) if choice == "succeed" else ZERO_ACCOUNT
+                self.tries(me, "dismiss", other, successor, foreseen=foreseen)
             case "reclaim":
                 if chance.random() < 0.3:
                     now = self.chain.now = now + 8 * TIMEOUT
@@ -253,6 +257,7 @@ LIVES = (
     (2, {"max_replicas": 4, "quorum_numerator": 3, "quorum_denominator": 5}, ALL),
     (4, {"max_replicas": 4}, ("sites", "sites", "silent")),
     (8, {"stages": 1, "max_replicas": 4}, ALL),
+    (7, {"max_replicas": 3}, ("founded", "founded", "busy")),
 )
 
 
@@ -263,11 +268,12 @@ def test_the_view_knows_what_the_contract_knows(chain):
         life = live(chain, seed, settings, steps=100, moods=moods)
         kinds.update(type(event).__name__ for event in life.events)
         kinds["reserved"] += sum(getattr(event, "return_until", 0) > 0 for event in life.events)
+        kinds["succeeded"] += sum(getattr(event, "until", 0) > 0 for event in life.events if type(event) is Dismissed)
         kinds["forfeit"] += sum(getattr(event, "forfeit", False) for event in life.events)
         kinds["empty"] += sum(getattr(event, "count", 1) == 0 for event in life.events)
     seen = (
         "RunCreated RunOpened Joined SiteEnlisted SitePlaced Left Moved Dealt Accused Answered Evicted Convicted Sealed"
-        " reserved forfeit empty"
+        " Dismissed reserved succeeded forfeit empty"
     )
     assert set(seen.split()) <= set(+kinds), kinds
 
@@ -316,6 +322,58 @@ def test_slots_that_stand_still_are_reclaimed_as_the_view_foresees(chain):
     assert reclaims() == []
     assert life.done["reclaim"] == 3
     round(members)
+
+
+@pytest.mark.slow
+def test_a_stage_that_seals_what_its_members_made_up_goes_to_successors_as_the_view_foresees(chain):
+    """The stage that stands still is another one. At every moment, by everybody."""
+    life = Life(chain, 6, stages=2, max_replicas=3, horizon=128)
+    view, honest, captors, successors = life.view, ACCOUNTS[1:3], ACCOUNTS[3:5], ACCOUNTS[5:7]
+    founder = FOUNDERS[-1]
+
+    def seal(stage: int, who: Sequence[str]) -> None:
+        chain.now = max(chain.now, view.opened_at + 12 * TIMEOUT)
+        counted = work(view, stage, {view.member(one).replica: one for one in who}, KEYS)
+        sealed = seal_of(view, stage, counted)
+        signers = [*who, *(one for one in view.members_in(stage) if one not in who)]
+        life.write(founder, "seal", seal_argument(sealed, signatures_of(view, sealed, counted, signers, KEYS, founder)))
+
+    def able(function: str, *more: str) -> list[tuple[str, str]]:
+        """Whom the view lets do it to whom; the ledger refuses all others."""
+        may = getattr(view, f"may_{function}")
+        pairs = [(by, one) for by in ACCOUNTS for one in ACCOUNTS]
+        for by, one in pairs:
+            if not may(by, one, chain.now):
+                life.tries(by, function, one, *more, foreseen=False)
+        return [pair for pair in pairs if may(*pair, chain.now)]
+
+    for stage, members in enumerate((honest, captors)):
+        for one in members:
+            life.write(one, "joinRun", life.run, stage)
+    for _ in range(18):
+        seal(0, honest)
+        seal(1, captors)
+    for count in range(32):
+        if count % 8 == 7:  # before that most of the stage's weight was the founders'
+            assert {one for _, one in able("dismiss", successors[0])} == {*honest}
+        seal(0, [])
+        seal(1, captors)
+    assert {one for _, one in able("dismiss", successors[0])} == {*honest, *captors}
+    for captor, successor in zip(captors, successors, strict=True):
+        life.tries(founder, "dismiss", captor, successor, foreseen=True)
+        life.check()
+    chain.now += 1
+    for one in successors:
+        life.write(one, "joinRun", life.run, 1)
+        life.check()
+    life.write(ACCOUNTS[0], "joinRun", life.run, 1)  # the last slot
+    for _ in range(2):
+        chain.now += 10 * TIMEOUT
+        assert able("reclaim") == []
+    seal(0, honest)
+    seal(1, [])
+    chain.now = view.opened_at + 9 * TIMEOUT
+    assert {by for by, _ in able("reclaim")} == {*captors}, "no stage stands still"
 
 
 def live(chain: DirectChain, seed: int, settings: dict[str, Any], steps: int, moods: tuple[str, ...] = ALL) -> Life:

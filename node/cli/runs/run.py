@@ -199,15 +199,25 @@ def show(given: options.Given, run: options.RunArgument = None, json: options.Js
 def dismiss(
     given: options.Given,
     account: Annotated[str, typer.Argument(metavar="ACCOUNT", help="Who holds the slot.")],
+    successor: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="ACCOUNT",
+            help="Who alone may take the slot, for as long as an evicted member's waits.",
+            show_default="anybody",
+        ),
+    ] = None,
     run: options.RunOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Free a member's slot, as a founder of the run: against who holds slots of a stage and does not work.
 
-    Possible while founders hold two thirds of the stage's weight; or any, once 32 rounds in a row were empty. Nobody is
-    barred: the account may join again.
+    Possible while founders hold two thirds of the stage's weight. Or as much of it as the member has, while a stage
+    of the run stands still: 32 rounds in a row were empty there. Nobody is barred: the account may join again.
     """
     member = options.account(account, "ACCOUNT")
+    heir = None if successor is None else options.account(successor, "--for")
     folder, settings = options.folder(given)
     from dlx.node.home.keys.identity import load_account
     from dlx.node.home.ledgers import open_index, open_ledger
@@ -224,11 +234,15 @@ def dismiss(
             raise Failure(f"{member} holds no slot of the run")
         if not view.may_dismiss(own.address, member, now):
             raise Failure(
-                f"work has earned more than a third of stage {slot[1]}'s weight: its slots can be freed after 32 empty "
-                "rounds in a row, while founders have some of it"
+                f"work has earned more than a third of stage {slot[1]}'s weight: its slots can be freed once a stage "
+                "has had 32 empty rounds in a row, while founders have no less of it than who holds them"
             )
-        receipt = client.dismiss(view.run, member)
-    done = {"account": member, "replica": slot[0], "stage": slot[1], "block": receipt.block}
+        if heir is not None and (view.slot_of(heir) is not None or view.is_convicted(heir)):
+            why = "was convicted" if view.is_convicted(heir) else "has one"
+            raise Failure(f"{heir} cannot take the slot: it {why}")
+        receipt = client.dismiss(view.run, member, heir)
+    replica, stage = slot
+    done = {"account": member, "replica": replica, "stage": stage, "for": heir or "anybody", "block": receipt.block}
     options.print_json(done) if json else options.print_fields(list(done.items()))
 
 

@@ -25,9 +25,9 @@ def notices(view: RunView, account: str, now: float) -> tuple[str, ...]:
     slot, at = view.slot_of(account), int(now)
     if slot is None:
         return tuple(
-            f"evicted: the slot of stage {stage} in replica {replica} waits for this node until {_time(kept.until)}"
-            for (replica, stage), kept in view.returns.items()
-            if kept.account == account and kept.until >= at and view.member_at(replica, stage) is None
+            f"the slot of stage {stage} in replica {replica} waits for this node until "
+            f"{_time(view.returns[replica, stage].until)}: it was evicted, or a founder named it"
+            for replica, stage in view.waiting_for(account, at)
         )
     found = []
     asked = view.accusations.get(account)
@@ -53,7 +53,7 @@ def full(view: RunView, stage: int | None, now: float) -> str:
     said = f"{where} is full: {'its only slot is' if len(slots) == 1 else f'all its {len(slots)} slots are'} taken"
     if not waiting:
         return said
-    return f"{said} ({len(waiting)} until {_time(min(waiting))} by who was evicted and may come back)"
+    return f"{said} ({len(waiting)} until {_time(min(waiting))} by whom they wait for)"
 
 
 def _time(seconds: int) -> str:

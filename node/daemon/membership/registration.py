@@ -114,10 +114,10 @@ class Membership:
         await trio.to_thread.run_sync(self._client.set_addresses, addresses, abandon_on_cancel=True)
 
     async def join(self, stages: tuple[int, ...], report_healthy: ReportHealthy) -> None:
-        """Take a slot of the first of these stages that has a free one (none: of whichever stage needs us most), and
-        wait until the chain shows it. Whoever belongs to a site takes one with its other machines, and asks them for
-        the first of these stages. Raises NoSlot, LedgerError, Failure for an account that was convicted or whose bond
-        was slashed, OSError."""
+        """Take a slot of the first of these stages that has a free one, and wait until the chain shows it. ANY_STAGE is
+        where one waits for us, or where we left weight, or whichever needs us most. Whoever belongs to a site takes one
+        with its other machines, and asks them for the first of these stages. Raises NoSlot, LedgerError, Failure for an
+        account that was convicted or whose bond was slashed, OSError."""
         chain = await self._follower.first()
         if chain.view.is_convicted(self._account):
             raise Failure(
@@ -125,10 +125,12 @@ class Membership:
                 f"this run any more; `{line('history', f'0x{self._run.hex()}', of_ledger=True)}` shows their verdicts"
             )
         await self._enter(chain.view.config)
-        if self._site is not None and not _may_return(chain, self._account):
+        waiting = chain.view.waiting_for(self._account, chain.head.time)
+        stages = _preferring([stage for _, stage in waiting], chain.view.stage_left(self._account), stages)
+        if self._site is not None and not waiting:
             return await self._join_site(self._site, report_healthy, *stages[:1])
         refused, full = "no stage was asked for", list[int]()
-        for stage in stages or (ANY_STAGE,):
+        for stage in stages:
             async with self._placing:
                 try:
                     slot = await trio.to_thread.run_sync(
@@ -341,10 +343,9 @@ class Membership:
         return seen.view.slot_of(self._account) if seen is not None and seen.view.created else None
 
 
-def _may_return(seen: ChainSeen, account: str) -> bool:
-    """Whether a slot waits for the account alone."""
-    view = seen.view
-    return any(
-        kept.account == account and kept.until >= seen.head.time and view.member_at(*slot) is None
-        for slot, kept in view.returns.items()
-    )
+def _preferring(waiting: Sequence[int], left: int | None, stages: tuple[int, ...]) -> tuple[int, ...]:
+    """These stages; before any stage at all those where a slot waits for the account, and where it `left` weight."""
+    if ANY_STAGE not in stages:
+        return stages
+    own = [*waiting, *([] if left is None else [left])]
+    return tuple(dict.fromkeys((*own, *stages)))

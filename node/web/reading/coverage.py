@@ -6,7 +6,7 @@ from bisect import bisect_right
 from functools import reduce
 from operator import and_
 
-from dlx.ledger.events import Convicted, Dealt, Event, Evicted, Joined, Left, Moved, Reclaimed
+from dlx.ledger.events import Convicted, Dealt, Dismissed, Event, Evicted, Joined, Left, Moved, Reclaimed
 from dlx.ledger.index.event_index import START, Place
 
 
@@ -31,9 +31,9 @@ class Coverage:
             case Dealt(stage=stage, replica=replica, other=other):
                 to = {(replica, stage): (other, stage), (other, stage): (replica, stage)}
                 self._slots = {account: to.get(slot, slot) for account, slot in self._slots.items()}
-            case Left(account=account) | Evicted(account=account) | Convicted(account=account):
+            case Left(account=account) | Evicted(account=account) | Dismissed(account=account):
                 self._leave(account)
-            case Reclaimed(former=account):
+            case Convicted(account=account) | Reclaimed(former=account):
                 self._leave(account)
         self.after = event.at.block, event.at.log_index
         if tuple(self._held) != self._history[-1]:

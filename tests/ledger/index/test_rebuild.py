@@ -6,12 +6,13 @@ from collections.abc import Sequence
 import pytest
 from ledger_logs import LEDGER, OTHER, REGISTRY, RUN, deregistered, encoded, joined
 
-from dlx.ledger.abi import ascending
+from dlx.ledger.abi import ZERO_ACCOUNT, ascending
 from dlx.ledger.events import (
     Accused,
     Answered,
     Convicted,
     Dealt,
+    Dismissed,
     Event,
     EventPosition,
     Evicted,
@@ -40,7 +41,7 @@ CONFIG = RunConfig(
     tokens_per_step=64, horizon=8, invited=False, bond=0, outer=bytes(32),
 )  # fmt: skip
 DOMAIN = Domain(31337, LEDGER)
-DEEDS = ("join", "join", *["seal"] * 8, "leave", "move", "deal", "ask", "answer", "evict", "convict")
+DEEDS = ("join", "join", *["seal"] * 8, "leave", "move", "deal", "ask", "answer", "evict", "dismiss", "convict")
 CONTRACTS = Contracts(LEDGER, REGISTRY)
 
 
@@ -90,6 +91,10 @@ class Chance:
                 return Accused(RUN, who, dice.choice(ACCOUNTS), view.is_forfeit(who), now)
             case "answer":
                 return Answered(RUN, who, now)
+            case "dismiss":
+                successor = dice.choice([ZERO_ACCOUNT, *ACCOUNTS])
+                until = 0 if successor == ZERO_ACCOUNT else now.time + CONFIG.eviction_time
+                return Dismissed(RUN, who, ACCOUNTS[0], *slot, successor, until, now)
             case "convict":  # one of a few, or nobody would be left
                 return Convicted(RUN, dice.choice(ACCOUNTS[-2:]), stage, 0, dice.randbytes(32), bytes(98), now)
             case _:

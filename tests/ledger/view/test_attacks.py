@@ -1,13 +1,23 @@
 """What attackers with accounts, gas and a little work could do while votes were counted by accounts, and cannot now."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from ledger_run import STEPS, config
-from story import ACCOUNTS, EVICTION, FOUNDER, TIMEOUT, Story, names
+from story import ACCOUNTS, EVICTION, FOUNDER, MIN, TIMEOUT, Story, names
 
-from dlx.ledger.events import Accused, Evicted, Reclaimed
+from dlx.ledger.abi import ZERO_ACCOUNT
+from dlx.ledger.events import Accused, Dismissed, Evicted, Reclaimed
 from dlx.ledger.view import runs
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.weights import ENOUGH, FULL
+
+ROOT = Path(__file__).parents[3]
+
+
+def page(name: str) -> str:
+    return " ".join((ROOT / name).read_text().split())
 
 
 def weight_of(story: Story, accounts: range, stage: int = 0) -> float:
@@ -65,7 +75,7 @@ def test_who_takes_a_stage_at_birth_is_dismissed():
         story.seal(0, [], [], wait=TIMEOUT)
     for index in range(3):
         assert story.view.may_dismiss(FOUNDER, ACCOUNTS[index], story.time)
-        story.tell(Evicted, ACCOUNTS[index], index, 0, 0)
+        story.tell(Dismissed, ACCOUNTS[index], FOUNDER, index, 0, ZERO_ACCOUNT, 0)
     story.time += 1
     for index in range(8, 11):
         story.join(index, index - 8, 0)
@@ -84,6 +94,150 @@ def test_who_works_a_while_at_birth_and_then_stands_still_is_dismissed():
     assert all(story.view.may_dismiss(FOUNDER, ACCOUNTS[index], story.time) for index in range(3))
     story.work(1, range(3))
     assert not story.view.may_dismiss(FOUNDER, ACCOUNTS[0], story.time)
+
+
+def test_who_seals_what_it_made_up_is_dismissed_for_the_stage_that_cannot_work_with_it():
+    """The stage that stood still was the honest one, so who held the other one could not be dismissed. And who was is
+    not back before its successors, nor takes their slots when the founder seals late."""
+    story = Story(stages=2, max_replicas=3, min_replicas=3, horizon=128)
+    view, honest, captors, successors = story.view, range(3), range(3, 6), range(6, 9)
+    for index in range(6):
+        story.join(index, index % 3, index // 3)
+    story.open()
+
+    def rounds(count: int, **others: Any) -> None:
+        for _ in range(count):
+            story.seal(1, captors, captors)
+            story.seal(0, **others)
+
+    rounds(18, counted=honest, signers=honest)
+    rounds(31, counted=[], signers=honest, wait=TIMEOUT)
+    assert not any(view.may_dismiss(FOUNDER, ACCOUNTS[index], story.time) for index in captors)
+    rounds(1, counted=[], signers=honest, wait=TIMEOUT)
+    assert not view.may_dismiss(ACCOUNTS[0], ACCOUNTS[3], story.time)
+    for index in captors:
+        assert view.may_dismiss(FOUNDER, ACCOUNTS[index], story.time)
+        story.tell(Dismissed, ACCOUNTS[index], FOUNDER, index - 3, 1, ACCOUNTS[index + 3], story.time + EVICTION)
+    story.time += 1
+    assert [view.free_slot(1, one, story.time) for one in names([3, 9])] == [None, None]
+    for index in successors:
+        story.join(index, index - 6, 1)
+    story.time = view.opened_at + 8 * TIMEOUT + 1
+    assert view.reclaimable_from(ACCOUNTS[3], ACCOUNTS[6]) == story.time - 1
+    assert not view.may_reclaim(ACCOUNTS[3], ACCOUNTS[6], story.time)
+    with pytest.raises(ViewError, match="cannot have taken the slot"):
+        story.tell(Reclaimed, ACCOUNTS[3], ACCOUNTS[6], 0, 1)
+    story.seal(1, [], [], wait=12 * TIMEOUT)
+    story.seal(0, honest, honest)
+    story.seal(1, successors, successors, wait=6 * TIMEOUT)
+
+
+@pytest.mark.parametrize(("rounds", "convict"), [(51, False), (52, True)])
+def test_who_has_two_thirds_of_a_stage_convicts_its_successors(rounds: int, convict: bool):
+    """A dismissal takes no weight, and time takes none of it in verdicts."""
+    story = Story.staffed(3, max_replicas=3, horizon=128)
+    story.work(rounds, range(3))
+    for _ in range(32):
+        story.seal(0, [], range(3), wait=TIMEOUT)
+    for index in range(3):
+        story.tell(Dismissed, ACCOUNTS[index], FOUNDER, index, 0, ACCOUNTS[8 + index], story.time + EVICTION)
+    story.time += 1
+    story.join(8, 0, 0)
+    assert story.view.may_convict(0, ACCOUNTS[8], names(range(3))) == convict
+    told = "Captors with two thirds of their stage, from their 52nd seal on, convict"
+    assert told in page("docs/threats.md")
+
+
+@pytest.mark.parametrize(("members", "last"), [(1, 36), (2, 51), (3, 59), (8, 74)])
+def test_the_pages_say_until_when_a_founder_dismisses_equal_members(members: int, last: int):
+    """And a founder that dismisses all has their slots and not their weight: its first seal without them takes long."""
+    for rounds in (last, last + 1):
+        story = Story.staffed(members, max_replicas=members, horizon=128)
+        story.work(rounds, range(members))
+        for _ in range(32):
+            story.seal(0, [], range(members), wait=TIMEOUT)
+        everybody = names(range(members))
+        able = [story.view.may_dismiss(FOUNDER, account, story.time) for account in everybody]
+        assert able == [rounds == last] * members
+    told = {3: "Three equal captors outweigh each founder's part from 60 rounds", 8: "work on, eight from 75, made-up"}
+    assert told.get(members, "") in page("docs/threats.md")
+
+
+def test_a_founder_that_dismisses_everybody_has_their_slots_and_not_their_weight():
+    story = Story.staffed(8, max_replicas=8, horizon=128, quorum_numerator=5, quorum_denominator=8)
+    story.work(74, range(8))
+    for _ in range(32):
+        story.seal(0, [], range(8), wait=TIMEOUT)
+    for index in range(8):
+        story.tell(Dismissed, ACCOUNTS[index], FOUNDER, index, 0, ACCOUNTS[8 + index], story.time + EVICTION)
+    story.time += 1
+    for index in range(8, 16):
+        story.join(index, index - 8, 0)
+    view, everybody = story.view, names(range(8))
+
+    def may_seal(timeouts: int, *signers: str) -> bool:
+        return view.may_seal(0, [], signers, story.time + timeouts * TIMEOUT, founder=not signers)
+
+    assert may_seal(26) and not may_seal(25), "alone"
+    assert may_seal(1, *everybody) and view.may_convict(0, ACCOUNTS[8], everybody)
+    faded = next(n for n in range(100) if 2 * view.vacuum(0, story.time + n * TIMEOUT) > ENOUGH)
+    assert faded == 53
+    told = "its own seals come first after 53 T, and the dismissed can convict its puppets at any time"
+    assert told in page("docs/threats.md")
+
+
+def test_successors_are_safe_from_another_founder_once_both_stages_work():
+    story = Story.staffed(3, max_replicas=3, horizon=128)
+    story.work(25, range(3))
+    for _ in range(40):
+        story.seal(0, [], range(3), wait=TIMEOUT)
+    story.tell(Dismissed, ACCOUNTS[0], FOUNDER, 0, 0, ACCOUNTS[8], story.time + EVICTION)
+    story.time += 1
+    story.join(8, 0, 0)
+    assert story.view.may_dismiss(FOUNDER, ACCOUNTS[8], story.time)
+    story.seal(0, [], range(3), wait=TIMEOUT)
+    story.seal(0, [1, 2, 8], [1, 2, 8], wait=4 * TIMEOUT)
+    assert not story.view.may_dismiss(FOUNDER, ACCOUNTS[8], story.time)
+
+
+def test_a_convicted_founder_has_no_slot_and_is_a_founder_still():
+    story = Story.staffed(3, max_replicas=4, horizon=128)
+    view, founder = story.view, len(ACCOUNTS) - 1
+    story.join(founder, 3, 0)
+    story.work(55, range(3))
+    for _ in range(32):
+        story.seal(0, [], range(3), wait=TIMEOUT)
+    story.apply(story.convicted(founder, range(3)))
+    assert view.is_convicted(FOUNDER) and view.slot_of(FOUNDER) is None
+    assert view.seal_votes(0, [], story.time, founder=True) == view.vacuum(0, story.time) > 0
+    assert view.may_dismiss(FOUNDER, ACCOUNTS[0], story.time)
+
+
+def test_a_captor_that_lets_an_eighth_of_the_rounds_through_is_not_dismissed():
+    """In every stage, while its own stage seals each round: so it has earned all of that before it can be."""
+    story = Story(stages=2, max_replicas=3, min_replicas=3, horizon=128)
+    for index in range(6):
+        story.join(index, index % 3, index // 3)
+    story.open()
+    for round in range(89):
+        works = round < 24 or round % 8 == 0
+        story.seal(1, range(3, 6), range(3, 6))
+        story.seal(0, range(3) if works else [], range(3), wait=MIN if works else TIMEOUT)
+        assert story.view.may_dismiss(FOUNDER, ACCOUNTS[3], story.time) == (round < 23)
+    assert story.view.vacuum(1, story.time) == 0
+
+
+def test_a_founder_dismisses_nobody_of_a_stage_that_has_earned_half_of_all_weight():
+    """Whatever it does to another stage: of its own nobody works, and it seals nothing there."""
+    story = Story(stages=2, max_replicas=3, min_replicas=3, horizon=128)
+    for index in range(6):
+        story.join(index, index % 3, index // 3)
+    story.open()
+    for _ in range(89):
+        story.seal(1, range(3, 6), range(3, 6))
+        story.seal(0, [], [], wait=TIMEOUT)
+    assert runs.stands_still(story.view, 0) and story.view.vacuum(1, story.time) == 0
+    assert not any(story.view.may_dismiss(FOUNDER, ACCOUNTS[index], story.time) for index in range(3, 6))
 
 
 def test_work_in_one_round_of_many_keeps_no_stage_from_its_founders():

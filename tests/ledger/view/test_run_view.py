@@ -9,13 +9,14 @@ import pytest
 from ledger_run import PLAN, STEPS, verdicts_of
 from story import ACCOUNTS, DOMAIN, EVICTION, FOUNDER, GENESIS, KEYS, MIN, RUN, TIMEOUT, Story, names
 
-from dlx.ledger.abi import ZERO32
+from dlx.ledger.abi import ZERO32, ZERO_ACCOUNT
 from dlx.ledger.events import (
     Accused,
     Answered,
     CheckpointPublished,
     Convicted,
     Dealt,
+    Dismissed,
     Evaluated,
     Evicted,
     Joined,
@@ -656,18 +657,58 @@ def test_a_founder_judges_where_no_work_has_weight(story):
     assert not view.may_convict(0, ACCOUNTS[2], [FOUNDER]) and FOUNDER not in view.jury(0, ACCOUNTS[2])
 
 
+def test_who_was_counted_before_it_left_has_three_rounds_after_it_came_back(story):
+    """And who was not has none: so leaving and coming back puts a deal off once for each round of work."""
+    view = story.view
+    story.work(8, range(4))
+    story.leave(3)
+    story.join(3, 3, 0)
+    assert view.came_back(ACCOUNTS[3]) and not view.came_back(ACCOUNTS[2])
+    for _ in range(2):
+        story.work(1, range(3), wait=TIMEOUT)
+    assert view.came_back(ACCOUNTS[3])
+    story.work(1, range(3), wait=TIMEOUT)
+    assert not view.came_back(ACCOUNTS[3])
+    story.leave(3)
+    story.join(3, 3, 0)
+    assert not view.came_back(ACCOUNTS[3]), "no round of late counted it"
+    story.work(1, range(3), wait=TIMEOUT)
+    story.work(1, range(4))
+    story.leave(3)
+    assert not view.came_back(ACCOUNTS[3]), "it holds none"
+    story.join(3, 3, 0)
+    assert view.came_back(ACCOUNTS[3])
+    story.work(1, range(3), wait=TIMEOUT)
+    story.work(1, range(4))
+    assert not view.came_back(ACCOUNTS[3]), "it is counted again"
+    story.join(9, 4, 0)
+    assert not view.came_back(ACCOUNTS[9]), "it is new"
+
+
 # ---- founders --------------------------------------------------------------------------------------------------------
 
 
 def test_a_founder_dismisses_who_holds_a_stage_without_weight(story):
     view, squatter = story.view, ACCOUNTS[3]
     assert view.may_dismiss(FOUNDER, squatter, story.time) and not view.may_dismiss(ACCOUNTS[0], squatter, story.time)
-    story.tell(Evicted, squatter, 3, 0, 0)
+    story.tell(Dismissed, squatter, FOUNDER, 3, 0, ZERO_ACCOUNT, 0)
     assert view.slot_of(squatter) is None and view.returns == {}
     story.work(2, range(3))
     assert not view.may_dismiss(FOUNDER, ACCOUNTS[0], story.time), "a third of it is their own"
-    with pytest.raises(ViewError, match="cannot have been evicted"):
-        story.tell(Evicted, ACCOUNTS[0], 0, 0, 0)
+    with pytest.raises(ViewError, match="cannot have dismissed"):
+        story.tell(Dismissed, ACCOUNTS[0], FOUNDER, 0, 0, ZERO_ACCOUNT, 0)
+
+
+def test_a_dismissed_member_s_slot_waits_for_its_successor(story):
+    view, successor, until = story.view, ACCOUNTS[9], story.time + EVICTION
+    for said in ((successor, 0), (successor, until - 1), (ZERO_ACCOUNT, until)):
+        before = view.copy()
+        with pytest.raises(ViewError, match="is kept until"):
+            before.apply(Dismissed(RUN, ACCOUNTS[3], FOUNDER, 3, 0, *said, story.at()))
+    story.tell(Dismissed, ACCOUNTS[3], FOUNDER, 3, 0, successor, until)
+    assert [view.free_slot(0, one, until) for one in (successor, ACCOUNTS[3], ACCOUNTS[10])] == [3, 4, 4]
+    assert view.free_slot(0, ACCOUNTS[10], until + 1) == 3
+    story.join(9, 3, 0)
 
 
 def test_an_abandoned_stage_is_its_founders_again(story):
@@ -734,7 +775,11 @@ IMPOSSIBLE = {
     "convicted where it never was": lambda s: s.apply(s.convicted(9, [0, 1, 2])),
     "convicted in no stage": lambda s: s.apply(s.convicted(3, [0, 1, 2], stage=7)),
     "convicted twice": lambda s: [s.apply(s.convicted(3, [0, 1, 2])), s.apply(s.convicted(3, [0, 1, 2]))],
-    "dismissed by nobody": lambda s: [s.work(40, range(4)), s.tell(Evicted, ACCOUNTS[1], 1, 0, 0)],
+    "dismissed by nobody": lambda s: s.tell(Dismissed, ACCOUNTS[1], ACCOUNTS[0], 1, 0, ZERO_ACCOUNT, 0),
+    "dismissed too late": lambda s: [
+        s.work(40, range(4)),
+        s.tell(Dismissed, ACCOUNTS[1], FOUNDER, 1, 0, ZERO_ACCOUNT, 0),
+    ],
     "asked too early": lambda s: s.tell(Accused, ACCOUNTS[1], ACCOUNTS[0], False),
     "answered nothing": lambda s: s.tell(Answered, ACCOUNTS[0]),
     "dealt for nothing": lambda s: s.tell(Dealt, 0, 0, 1),

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dlx.ledger.client import LedgerClient
 from dlx.node.cli import app, options
 from dlx.node.cli.devnet import demo
 from dlx.node.home import config
@@ -124,6 +125,7 @@ def test_an_address_is_of_one_case_or_has_its_checksum(tmp_path: Path, typed: st
         ["config", "set", "campaigns", MISTYPED],
         ["run", "invite", MISTYPED],
         ["run", "dismiss", MISTYPED],
+        ["run", "dismiss", ADDRESS, "--for", MISTYPED],
         ["run", "create", "--manifest", __file__, "--founder", MISTYPED],
         ["history", f"dlx:5/{MISTYPED}/{'ab' * 32}"],
     ],
@@ -277,6 +279,13 @@ def test_a_folder_has_one_run_after_asking_for_it_twice(folder: Path, chain: Cha
         "expected an address of 0x and 40 hex digits"
         in dlx("run", "dismiss", "0x12", "--datadir", folder, code=2).stderr
     )
+    member = _member(chain, 1)
+    member.join_run(bytes.fromhex(created["run"][2:]), 1)
+    freed = ("run", "dismiss", member.account, "--run", created["run"], "--datadir", folder, "--for")
+    assert "it has one" in dlx(*freed, member.account, code=1).stderr
+    said = json.loads(dlx(*freed, created["creator"], "--json").stdout)
+    assert (said["account"], said["replica"], said["stage"]) == (member.account, 0, 1)
+    assert said["for"] == created["creator"]
     blob, of_node = folder / "blobs" / created["manifest"], folder / "nodes" / "node-0" / "blobs"
     of_node.mkdir(parents=True)
     blob.rename(of_node / blob.name)  # the name is the ledger's, wherever the manifest lies
@@ -390,18 +399,9 @@ def test_history_of_a_run_read_from_the_chain_and_again_after_the_chain_has_stop
 
 def _sealed_run(chain: Chain, rounds: int) -> str:
     """A run of two stages and one replica with so many sealed rounds; its id."""
-    from dlx.ledger.client import LedgerClient
-    from dlx.ledger.deployment import fund
-    from dlx.ledger.keys import account_of
     from tests.ledger.ledger_run import Run, config
 
-    members = []
-    for index in (1, 2):
-        key = bytes([index]) * 32
-        fund(chain.found["rpc_url"], account_of(key))
-        client = LedgerClient(chain.found["rpc_url"], chain.found["ledger"], key)
-        client.register(bytes([10 + index]) * 32, [])
-        members.append(client)
+    members = [_member(chain, index) for index in (1, 2)]
     run = Run(members, config(min_replicas=1))
     for stage, client in enumerate(members):
         client.join_run(run.id, stage)
@@ -409,6 +409,18 @@ def _sealed_run(chain: Chain, rounds: int) -> str:
         for stage, client in enumerate(members):
             until("a seal", partial(_seal, run, stage, client.account))
     return "0x" + run.id.hex()
+
+
+def _member(chain: Chain, index: int) -> LedgerClient:
+    """A registered account that can pay."""
+    from dlx.ledger.deployment import fund
+    from dlx.ledger.keys import account_of
+
+    key = bytes([index]) * 32
+    fund(chain.found["rpc_url"], account_of(key))
+    client = LedgerClient(chain.found["rpc_url"], chain.found["ledger"], key)
+    client.register(bytes([10 + index]) * 32, [])
+    return client
 
 
 def _seal(run: Any, stage: int, account: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from dlx.ground.constants import UNIT
 from dlx.ledger import events as chain
+from dlx.ledger.abi import ZERO_ACCOUNT
 from dlx.ledger.bonds import Evidence
 from dlx.ledger.events import EventPosition
 from dlx.ledger.typed import (
@@ -580,9 +581,9 @@ class Simulation:
 
     def dismiss(self, account: str) -> None:
         """The founder frees its slot, whatever it answers."""
-        slot = self.view.slot_of(account)
-        assert slot is not None and self.view.may_dismiss(account_of(self.founder), account, int(self.now))
-        self.apply(chain.Evicted(RUN, account, *slot, 0, self.at()))
+        slot, founder = self.view.slot_of(account), account_of(self.founder)
+        assert slot is not None and self.view.may_dismiss(founder, account, int(self.now))
+        self.apply(chain.Dismissed(RUN, account, founder, *slot, ZERO_ACCOUNT, 0, self.at()))
 
     def deal(self, replica: int) -> None:
         swaps = self.view.deal_of(replica)

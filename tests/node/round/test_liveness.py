@@ -11,15 +11,17 @@ from tests.node.round.simulation import Simulation, make_rules
 
 
 class Asking(Simulation):
-    """Notes when each account was accused."""
+    """Notes when each account was accused, and how many changed places in deals."""
 
     def apply(self, event: chain.Event) -> None:
         super().apply(event)
         if isinstance(event, chain.Accused):
             self.accused.setdefault(event.account, self.now)
+        self.dealt += isinstance(event, chain.Dealt)
 
     def __init__(self, *args: object, **changes: object) -> None:
         self.accused: dict[str, float] = {}
+        self.dealt = 0
         super().__init__(*args, **changes)  # type: ignore[arg-type]
 
 
@@ -60,6 +62,21 @@ def test_who_has_left_and_joined_again_is_new() -> None:
     sim.apply(chain.Joined(sim.rules.run, account, 0, 1, sim.at()))
     assert sim.run(lambda: account in sim.accused, 40)
     assert sim.accused[account] >= joined + sim.rules.round_timeout - 1
+
+
+def test_a_replica_is_not_dealt_for_a_member_that_came_back() -> None:
+    """For the ledger its new lane was never counted, so anybody may deal the replica in the same second."""
+    sim = Asking(make_rules(rounds=30), replicas=3, seed=6)
+    assert sim.run(lambda: (sim.view.open_round or 0) >= 8, 400)
+    account = str(sim.view.member_at(1, 1))
+    sim.apply(chain.Left(sim.rules.run, account, 1, 1, sim.at()))
+    sim.run(lambda: False, 1.5)
+    sim.apply(chain.Joined(sim.rules.run, account, 1, 1, sim.at()))
+    sim.reslot(account)
+    joined = sim.view.next_round(1)
+    assert sim.view.may_deal(1) and sim.view.came_back(account)
+    assert sim.run(lambda: (sim.view.last_round_counted(account) or 0) >= joined, 400)
+    assert not sim.dealt and sim.view.slot_of(account) == (1, 1) and not sim.view.may_deal(1)
 
 
 def dead() -> Asking:

@@ -71,7 +71,8 @@ def test_accused_and_evicted_members_hear_what_keeps_their_slot(chain: Chain) ->
     assert notice.startswith("accused: an answer, or being counted, keeps the slot, until ")
     chain.apply(Evicted(RUN, SECOND, 1, 0, chain.now + 120, chain.at(60)))
     (notice,) = notices(chain.view, SECOND, chain.now)
-    assert notice.startswith("evicted: the slot of stage 0 in replica 1 waits for this node until ")
+    assert notice.startswith("the slot of stage 0 in replica 1 waits for this node until ")
+    assert notice.endswith(": it was evicted, or a founder named it")
     assert notices(chain.view, SECOND, chain.now + 1000) == ()
 
 
@@ -96,7 +97,7 @@ def test_who_finds_no_slot_hears_whether_one_may_come_free(chain: Chain) -> None
     chain.apply(Evicted(RUN, SECOND, 1, 0, chain.now + 120, chain.at(60)))
     kept = full(chain.view, 0, chain.now)
     assert kept.startswith("stage 0 is full: all its 3 slots are taken (1 until ")
-    assert kept.endswith("by who was evicted and may come back)")
+    assert kept.endswith("by whom they wait for)")
     assert full(chain.view, 0, chain.now + 121) == "stage 0 is full: all its 3 slots are taken"
 
 

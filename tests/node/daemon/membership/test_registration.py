@@ -18,7 +18,7 @@ from dlx.ledger.index.event_index import Head
 from dlx.ledger.keys import peer_id_from_base58
 from dlx.ledger.typed import ANY_STAGE, Domain, Invitation, SiteMember, recover
 from dlx.ledger.view.node_registry import NodeTable, RegisteredNode
-from dlx.ledger.view.run_state import Return
+from dlx.ledger.view.run_state import Member, Return
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.chain.clock import ChainClock
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
@@ -285,6 +285,46 @@ def test_where_we_left_weight_a_slot_that_stands_still_is_ours(monkeypatch: pyte
 
     act(ledger, seen(), program)
     assert ledger.sent == [("reclaim", THIRD)], "no slot of another stage, where the weight would be lost"
+
+
+@pytest.mark.parametrize(
+    "waits, left, asked, expected",
+    [
+        (None, 1, (0, ANY_STAGE), [1]),
+        (1, None, (ANY_STAGE,), [1]),
+        (1, 0, (ANY_STAGE,), [1]),
+        (None, None, (0, ANY_STAGE), [0]),
+        (1, 1, (0,), [0]),
+    ],
+)
+def test_whoever_asks_for_any_slot_asks_first_where_one_waits_for_it_or_it_left_weight(
+    waits: int | None, left: int | None, asked: tuple[int, ...], expected: list[int]
+) -> None:
+    """In another stage its weight would be lost, and the slot would wait in vain."""
+    chain, ledger = two_stages(), Ledger()
+    if waits is not None:
+        chain.view.returns[0, waits] = Return(ACCOUNT, AT.time)
+    if left is not None:
+        chain.view.accounts[ACCOUNT] = Member(stage=left, weight=1000, left_at=AT.time)
+
+    async def program(membership: Membership, follower: Follower) -> None:
+        with pytest.raises(NoSlot):
+            await membership.join(asked, lambda: None)
+
+    act(ledger, chain, program)
+    assert ledger.sent == [("join", stage) for stage in expected]
+
+
+def test_where_its_stage_is_full_and_works_it_takes_a_slot_of_another() -> None:
+    chain, ledger = two_stages(), Ledger(full=(1,))
+    chain.view.accounts[ACCOUNT] = Member(stage=1, weight=1000, left_at=AT.time)
+
+    async def program(membership: Membership, follower: Follower) -> None:
+        with pytest.raises(NoSlot):
+            await membership.join((ANY_STAGE,), lambda: None)
+
+    act(ledger, chain, program)
+    assert ledger.sent == [("join", ANY_STAGE)]
 
 
 LISTED = Listed((b"\7" * 32, b"\x08" * 32))
