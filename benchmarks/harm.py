@@ -184,7 +184,8 @@ class Member:
         if lie.update is not None:
             update = {name: tensor.clone() for name, tensor in lie.update(update, others, self._before).items()}
         decoded = self._codec.decode(self._codec.encode(dict(update), self._plan, None), self._loop.shapes, self._plan)
-        self._residual = {name: tensor - decoded[name] for name, tensor in update.items()}
+        if lie.update is None:  # else what is left of it would be lied about again, and grow
+            self._residual = {name: tensor - decoded[name] for name, tensor in update.items()}
         copied = others[0] if lie.copies == "mate" else self._before if lie.copies == "own" else None
         self._before = decoded
         return {name: tensor.clone() for name, tensor in (copied or decoded).items()}
