@@ -187,7 +187,7 @@ def test_a_config_of_another_computation_is_refused_in_one_line(
         (b"{", "not readable as JSON"),
         (b"[1]", "expected a table"),
         (b'{"model_type":"llama","rms_norm_eps":NaN}', "not readable as JSON"),
-        (b'{"model_type":"llama","x":"' + b"a" * (1 << 20) + b'"}', "expected at most 1048576 bytes"),
+        (b'{"model_type":"llama","x":"' + b"a" * (1 << 20) + b'"}', "expected at most 1,048,576 bytes"),
     ],
 )
 def test_a_config_that_is_none_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
