@@ -58,14 +58,19 @@ def cos(values: Tensor) -> Tensor:
     return _turned(values, 1)
 
 
+def inverse(values: Tensor) -> Tensor:
+    """1 / values, by a division: a number over a tensor may be computed otherwise."""
+    return torch.ones_like(values) / values
+
+
 def sigmoid(values: Tensor) -> Tensor:
     """Of float64."""
-    return 1.0 / (1.0 + exp(-values))
+    return inverse(1.0 + exp(-values))
 
 
 def tanh(values: Tensor) -> Tensor:
     """Of float64; near 0 its absolute error is that of float64's 1."""
-    return 1.0 - 2.0 / (exp(2.0 * values) + 1.0)
+    return 1.0 - 2.0 * inverse(exp(2.0 * values) + 1.0)
 
 
 def power(base: float, exponent: int) -> float:

@@ -36,8 +36,13 @@ class Exact(TorchDispatchMode):
     ) -> Any:
         named, schema = dict(kwargs or {}), func._schema
         space, _, name = schema.name.partition("::")
-        if space != "aten" or not _floating((args, named)) or name in _PASSED:
+        if space != "aten" or name in _PASSED:
             return func(*args, **named)
+        if not _floating((args, named)):
+            made = func(*args, **named)
+            if _floating(made) and not (name == "arange" and all(isinstance(one, int) for one in args)):
+                raise NotExact(f"{name} makes values that are not computed exactly")
+            return made
         made = name.rstrip("_")
         handler = _COMPUTED.get(name) or _COMPUTED.get(made)
         if handler is None:
@@ -58,16 +63,16 @@ def _floating(given: Any) -> bool:
 
 # Values are moved, compared, or rounded once.
 _PASSED = frozenset({
-    "_local_scalar_dense", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "amin", "any", "all", "arange",
-    "argmax", "as_strided", "bitwise_and", "bitwise_not", "cat", "ceil", "clamp", "clamp_", "clamp_min", "clamp_max",
-    "clone", "constant_pad_nd", "copy_", "detach", "diagonal", "div", "div_", "embedding", "empty", "empty_like",
-    "eq", "expand", "eye", "fill_", "flip", "floor", "full", "full_like", "gather", "ge", "gt", "index", "index_put",
+    "_local_scalar_dense", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "amin", "any", "all",
+    "as_strided", "bitwise_and", "bitwise_not", "cat", "ceil", "clamp", "clamp_", "clamp_min", "clamp_max",
+    "clone", "constant_pad_nd", "copy_", "detach", "diagonal", "embedding", "empty", "empty_like",
+    "eq", "expand", "eye", "fill_", "flip", "floor", "full", "full_like", "gather", "ge", "gt", "index",
     "index_select", "is_nonzero", "isfinite", "isinf", "isnan", "item", "le", "lift_fresh", "logical_and",
-    "logical_not", "logical_or", "lt", "masked_fill", "masked_fill_", "max", "maximum", "min", "minimum", "mul",
+    "logical_not", "logical_or", "lt", "masked_fill", "masked_fill_", "maximum", "minimum", "mul",
     "mul_", "narrow", "ne", "neg", "neg_", "new_empty", "new_ones", "new_zeros", "ones", "ones_like", "permute",
-    "relu", "repeat", "reshape", "resize_", "round", "select", "select_backward", "set_", "sign", "slice",
-    "slice_backward", "slice_scatter", "split", "split_with_sizes", "sqrt", "sqrt_", "squeeze", "stack", "t",
-    "threshold_backward", "topk", "transpose", "tril", "triu", "unbind", "unflatten", "unsqueeze", "view", "where",
+    "relu", "repeat", "reshape", "resize_", "round", "scalar_tensor", "select", "select_backward", "set_", "sign",
+    "slice", "slice_backward", "slice_scatter", "split", "split_with_sizes", "sqrt", "sqrt_", "squeeze", "stack", "t",
+    "threshold_backward", "transpose", "tril", "triu", "unbind", "unflatten", "unsqueeze", "view", "where",
     "zero_", "zeros", "zeros_like",
 })  # fmt: skip
 
@@ -78,6 +83,13 @@ def _add(bits: int, overload: str, left: Any, right: Any, alpha: float = 1) -> T
 
 def _sub(bits: int, overload: str, left: Any, right: Any, alpha: float = 1) -> Tensor:
     return torch.sub(left, right if alpha == 1 else right * alpha)
+
+
+def _div(bits: int, overload: str, left: Tensor, right: Any, rounding_mode: str | None = None) -> Tensor:
+    """By a tensor of the same device: by a number a GPU multiplies with its reciprocal."""
+    if not isinstance(right, Tensor) or right.device != left.device:
+        right = torch.as_tensor(right, dtype=left.dtype, device=left.device)
+    return torch.div(left, right, rounding_mode=rounding_mode)
 
 
 def _lerp(bits: int, overload: str, start: Tensor, end: Tensor, weight: Any) -> Tensor:
@@ -119,7 +131,7 @@ def _mean(
     bits: int, overload: str, values: Tensor, dims: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
     found = _sum(bits, overload, values, dims, keepdim, dtype)
-    return found / (values.numel() // max(1, found.numel()))
+    return found / torch.full_like(found, values.numel() // max(1, found.numel()))
 
 
 def _norm(
@@ -349,7 +361,7 @@ def _adamw(
         mean.mul_(beta1).add_(slope * (1 - beta1))
         square.mul_(beta2).add_((slope * slope) * (1 - beta2))
         rate = lr / (1 - functions.power(beta1, steps))
-        size = torch.sqrt(square) / math.sqrt(1 - functions.power(beta2, steps))
+        size = torch.sqrt(square) / torch.full_like(square, math.sqrt(1 - functions.power(beta2, steps)))
         way = mean / (size + eps)
         values.sub_(way * rate)
 
@@ -369,14 +381,15 @@ def _each_norm(
 
 
 _COMPUTED: Mapping[str, Callable[..., Any]] = {
-    "add": _add, "sub": _sub, "rsub": lambda bits, overload, left, right, alpha=1: _sub(bits, overload, right, left),
+    "add": _add, "sub": _sub, "div": _div,
+    "rsub": lambda bits, overload, left, right, alpha=1: _sub(bits, overload, right, left),
     "lerp": _lerp, "addcmul": _addcmul, "addcdiv": _addcdiv,
     "mm": _product, "bmm": _product, "addmm": _add_product, "baddbmm": _add_product,
     "sum": _sum, "mean": _mean, "linalg_vector_norm": _norm,
     "exp": _rounded(functions.exp), "log": _rounded(functions.log), "sin": _rounded(functions.sin),
     "cos": _rounded(functions.cos), "tanh": _rounded(functions.tanh), "sigmoid": _rounded(functions.sigmoid),
-    "silu": _rounded(_silu), "rsqrt": _rounded(lambda values: 1.0 / torch.sqrt(values)),
-    "reciprocal": _rounded(lambda values: 1.0 / values), "pow": _power, "silu_backward": _silu_backward,
+    "silu": _rounded(_silu), "rsqrt": _rounded(lambda values: functions.inverse(torch.sqrt(values))),
+    "reciprocal": _rounded(functions.inverse), "pow": _power, "silu_backward": _silu_backward,
     "tanh_backward": _tanh_backward, "sigmoid_backward": _sigmoid_backward,
     "_softmax": _softmax, "_softmax_backward_data": _softmax_backward,
     "_log_softmax": _log_softmax, "_log_softmax_backward_data": _log_softmax_backward,

@@ -105,7 +105,7 @@ def sigmoid(value: float) -> float:
 
 
 def tanh(value: float) -> float:
-    return 1.0 - 2.0 / (exp(2.0 * value) + 1.0)
+    return 1.0 - 2.0 * (1.0 / (exp(2.0 * value) + 1.0))
 
 
 def power(base: float, exponent: int) -> float:

@@ -60,6 +60,8 @@ def test_what_is_not_computed_exactly_is_refused_by_name() -> None:
         torch.linalg.inv(torch.eye(2))
     with Exact(21), pytest.raises(NotExact, match=r"a power of 2\.5"):
         torch.ones(2) ** 2.5
+    with Exact(21), pytest.raises(NotExact, match="rand makes"):
+        torch.rand(3)
     with Exact(21):
         assert torch.arange(5).sum() == 10, "whole numbers are exact anyway"
 
