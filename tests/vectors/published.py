@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from dlx.ground.merkle import tree_root
 from dlx.ledger.abi import checksum
@@ -56,6 +57,7 @@ from dlx.training.codecs import codec
 from dlx.training.codecs.base import CodecError
 from dlx.training.data.dealing import Dealing
 from dlx.training.data.order import SampleOrder
+from dlx.training.exact import functions, grid
 from dlx.training.models import weights
 from dlx.training.outer.arithmetic import approach, rounded
 from dlx.training.outer.average import members
@@ -83,6 +85,7 @@ def content() -> dict[str, Any]:
         "start.json": _start(),
         "policy.json": _policy(),
         "average.json": _average(),
+        "exact.json": _exact(),
         "files.json": _files(),
         "draw.json": _draw(),
         "evaluation.json": _evaluation(),
@@ -601,6 +604,36 @@ def _policy() -> list[dict[str, Any]]:
                 "refused": [one for one in others if disagreement(measured, one)],
             }
         found.append(case)
+    return found
+
+
+def _exact() -> dict[str, Any]:
+    """Lines of very different sizes: as float32 data, and of the functions as float64."""
+    numbers = np.random.default_rng(5)
+
+    def lines(*shape: int) -> np.ndarray:
+        return (numbers.standard_normal(shape) * np.exp2(numbers.integers(-12, 12, (shape[0], 1)))).astype(np.float32)
+
+    left, right, rows = lines(3, 9), lines(9, 2), np.array([2, 0, 2])
+    factors = torch.from_numpy(left), torch.from_numpy(right)
+    bases, counts = (0.9, 0.95, 0.999), (0, 1, 7, 1000)
+    made = {
+        "left": left,
+        "right": right,
+        "sums": grid.total(factors[0], [1]).numpy(),
+        "scattered": grid.scattered(factors[0], torch.from_numpy(rows), 4).numpy(),
+    }
+    found: dict[str, Any] = {
+        **_tensors(made),
+        "rows": rows.tolist(),
+        "products": _tensors({str(bits): grid.product(*factors, bits).numpy() for bits in (7, 15, 21)}),
+        "powers": [[base, count, functions.power(base, count).hex()] for base in bases for count in counts],
+    }
+    arguments = np.concatenate([numbers.uniform(-30, 30, 12), [0.0, -0.0, 1.0, 0.5]])
+    for name in ("exp", "log", "sin", "cos", "sigmoid", "tanh"):
+        given = np.abs(arguments) + 1e-9 if name == "log" else arguments
+        values = getattr(functions, name)(torch.from_numpy(given)).numpy()
+        found[name] = {"of": given.astype("<f8").tobytes().hex(), "is": values.astype("<f8").tobytes().hex()}
     return found
 
 

@@ -6,12 +6,14 @@ import math
 import struct
 from typing import Any
 
+import numpy as np
 import pytest
 from eth_hash.auto import keccak
 
 from dlx import contracts
 from dlx.ledger.bindings import Interface
 from dlx.ledger.keys import account_of, recover
+from tests.training.exact import second as exact
 from tests.vectors import published
 from tests.vectors import stranger as s
 
@@ -154,6 +156,20 @@ def test_a_stranger_sees_who_moved_the_model_too_far() -> None:
     for case in FILES["displacement.json"]:
         found = s.displacement(case["norms"], case["inner_steps"], case["multipliers"], case["reach"])
         assert found == case["verdict"], case
+
+
+def test_a_second_implementation_computes_exactly_the_same() -> None:
+    known = FILES["exact.json"]
+    left, right, rows = _array(known["left"]), _array(known["right"]), np.array(known["rows"])
+    for bits, product in known["products"].items():
+        assert exact.product(left, right, int(bits)).tobytes().hex() == product["data"], bits
+    assert exact.total(left).tobytes().hex() == known["sums"]["data"]
+    assert exact.scattered(left, rows, 4).tobytes().hex() == known["scattered"]["data"]
+    for base, count, value in known["powers"]:
+        assert exact.power(base, count).hex() == value
+    for name in ("exp", "log", "sin", "cos", "sigmoid", "tanh"):
+        of, values = (struct.iter_unpack("<d", bytes.fromhex(known[name][key])) for key in ("of", "is"))
+        assert [getattr(exact, name)(one) for (one,) in of] == [one for (one,) in values], name
 
 
 def test_a_stranger_makes_the_same_average() -> None:
@@ -330,3 +346,7 @@ def _values(tensor: dict[str, Any]) -> list[float]:
 
 def _hex(values: list[float]) -> str:
     return struct.pack(f"<{len(values)}f", *values).hex()
+
+
+def _array(tensor: dict[str, Any]) -> np.ndarray:
+    return np.frombuffer(bytes.fromhex(tensor["data"]), "<f4").reshape(tensor["shape"])

@@ -1,0 +1,1 @@
+"""Arithmetic whose bits depend on no machine: what the manifest's `arithmetic = "exact"` means."""
