@@ -47,8 +47,9 @@ TINY = {
 }
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def one_thread() -> None:
+    """Before every test: some leave others behind, and with other threads sums have other bits."""
     torch.set_num_threads(1)
 
 
