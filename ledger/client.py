@@ -20,6 +20,7 @@ from dlx.ledger.index.rebuild import NodesReplay
 from dlx.ledger.keys import account_of, public_point, sign
 from dlx.ledger.outer_proofs import Call
 from dlx.ledger.parts import Part, parts_of
+from dlx.ledger.rpc.failover import Failover
 from dlx.ledger.rpc.rpc_client import TIMEOUT, RpcClient
 from dlx.ledger.transactions.fees import Limits
 from dlx.ledger.transactions.sender import CONFIRMED, Sender, WouldRevert
@@ -113,7 +114,7 @@ class LedgerClient:
 
     def __init__(
         self,
-        rpc_url: str | Sequence[str],
+        rpc_url: str | Sequence[str] | Failover,
         ledger: str,
         key: bytes | None = None,
         outbox: Path | None = None,
@@ -136,6 +137,10 @@ class LedgerClient:
         self._connecting = threading.Lock()
         self._connected: tuple[Domain, dict[str, str], Sender | None] | None = None
         self._contracts: Contracts | None = None
+
+    def recording(self, kept: dict[bytes, dict[str, Any]]) -> "LedgerClient":
+        """One that reads the same ledger anew, and whose chain nodes' answers go to `kept` (see `rpc.recorded`)."""
+        return LedgerClient(self.rpc.recording(kept), self.ledger, chain_id=self._chain_id)
 
     def connect(self) -> None:
         """Checks that the chain is the expected one and has the contracts; other calls do so when first needed.

@@ -65,8 +65,9 @@ class AdaptiveSize:
 class Endpoint:
     """A chain node behind a URL. Times are of the monotonic clock."""
 
-    def __init__(self, url: str) -> None:
-        """Asks nothing. Raises LedgerError for what is no URL."""
+    def __init__(self, url: str, transport: Transport | None = None) -> None:
+        """Asks nothing. `transport`: another than the URL says, which then is but a name. Raises LedgerError for what
+        is no URL."""
         self.name = _host(url)  # the full URL never gets into a message
         self.log_range = AdaptiveSize(5_000, 100_000)  # of how many blocks it gives the logs
         self.batches: defaultdict[str, AdaptiveSize] = defaultdict(lambda: AdaptiveSize(_BATCH, _BATCH))  # by method
@@ -80,7 +81,8 @@ class Endpoint:
         parts = urlsplit(url)
         direct = parts.hostname in ("127.0.0.1", "::1", "localhost")
         by_socket = parts.scheme in ("ws", "wss")
-        self.transport: Transport = (WebSocketTransport if by_socket else HttpTransport)(url, direct, self.meter)
+        by_url = WebSocketTransport if by_socket else HttpTransport
+        self.transport: Transport = transport or by_url(url, direct, self.meter)
 
     def failed(self, error: NoAnswer, now: float) -> None:
         """Notes that it gave no answer."""

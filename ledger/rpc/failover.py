@@ -27,6 +27,7 @@ from dlx.ledger.rpc.json_rpc import (
     as_number,
     may_be_answered_elsewhere,
 )
+from dlx.ledger.rpc.recorded import Recording
 
 LAG = 8  # blocks by which a chain node, or one behind a load balancer, may be late
 
@@ -140,6 +141,11 @@ class Failover:
     def each(self) -> "Iterator[Failover]":
         """One for every URL, which asks no other. Raises WrongLedger where all are on other chains."""
         return (Failover([endpoint], self.timeout, self._chain_id) for endpoint in self._usable())
+
+    def recording(self, kept: dict[bytes, dict[str, Any]]) -> "Failover":
+        """The same chain nodes, whose answers go to `kept` (see `recorded`). Raises WrongLedger as `each` does."""
+        endpoints = [Endpoint(f"http://{one.name}", Recording(one.transport, kept)) for one in self._usable()]
+        return Failover(endpoints, self.timeout, self._chain_id)
 
     def find_teller(self) -> Endpoint | None:
         """A chain node that can be waited at. Of several none: the one that is waited at may be the one that is

@@ -92,6 +92,10 @@ class RpcClient:
         """One for every URL, which asks no other. Raises WrongLedger where all are on other chains."""
         return tuple(RpcClient(one, patience=self._patience) for one in self._chain_nodes.each())
 
+    def recording(self, kept: dict[bytes, dict[str, Any]]) -> Failover:
+        """As in Failover."""
+        return self._chain_nodes.recording(kept)
+
     @property
     def name(self) -> str:
         """The host that is asked next, and its port."""

@@ -17,7 +17,7 @@ import typer
 
 from dlx.ground.errors import DlxError, cause, in_words
 from dlx.node.cli import options
-from dlx.node.cli.auditing import audit, prove, watch
+from dlx.node.cli.auditing import audit, audit_kit, prove, watch
 from dlx.node.cli.devnet import chain, demo, devnet
 from dlx.node.cli.operate import logs, start, status, top
 from dlx.node.cli.runs import (
@@ -72,6 +72,7 @@ app.command("peers")(status.peers)
 app.command("logs")(logs.command)
 app.command("history")(history.command)
 app.command("audit")(audit.command)
+app.command("audit-kit")(audit_kit.command)
 app.command("watch")(watch.command)
 app.command("prove")(prove.command)
 app.command("web")(web.command)

@@ -219,6 +219,24 @@ EitherRunOption = Annotated[
 RunArgument = Annotated[str | None, typer.Argument(metavar="RUN", **_RUN)]
 
 
+def _run_or_kit(given: str | None) -> str | None:
+    return given if given is not None and names_kit(given) else _run_id(given)
+
+
+def names_kit(given: str) -> bool:
+    """Whether that is the folder of an audit kit, and no run."""
+    return not given.startswith(SCHEME) and ("/" in given or Path(given, "kit.json").is_file())
+
+
+RunOrKitArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN|FOLDER",
+        **_RUN | {"help": f"{_RUN['help']} Or the folder of an audit kit.", "callback": _run_or_kit},
+    ),
+]
+
+
 def folder(given: Given, *, may_be_new: bool = False) -> tuple[DataDir, Settings]:
     """The data folder and its settings.
 

@@ -310,9 +310,11 @@ class Ended:
     result: dict[str, Any]  # the demo's, with its audit
 
 
-def until_finished(root: Path, text: str, rounds: int, replicas: int, stages: int) -> Ended:
+SOURCE = Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
+
+
+def until_finished(root: Path, text: str, rounds: int, replicas: int, stages: int, source: Path = SOURCE) -> Ended:
     """Runs a draft's nodes until each says that the run is finished; audits it, and ends them."""
-    source = Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
     devnet = Devnet.create(root, rounds, replicas, stages, lambda line: None, text.format(source=source), BLOCK_TIME)
     try:
         devnet.start()

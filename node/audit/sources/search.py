@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Protocol, runtime_checkable
 
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.typed import Domain
@@ -18,15 +19,24 @@ from dlx.node.home.errors import NotReady, UsageFailure
 from dlx.node.round.challenges.verdicts import ReportedVerdict, VerdictError
 
 
+@runtime_checkable
+class Witness(Protocol):
+    """A source that has members' verdicts too."""
+
+    def verdicts(self, first: int) -> list[tuple[bytes, bytes]]:
+        """(report, signature) of what it keeps of round `first` and later ones: nothing of it is verified."""
+        ...
+
+
 def member_verdicts(
     client: LedgerClient, run: bytes, places: Places, sources: Sequence[Source], say: Callable[[str], None]
 ) -> list[ReportedVerdict]:
-    """The members' verdicts that nodes' folders and the run's peers keep, each with a good signature. `say` is told of
+    """The members' verdicts that nodes' folders and the sources keep, each with a good signature. `say` is told of
     a folder's that cannot be read."""
     domain = Domain(client.rpc.chain_id(), client.ledger)
     found = verdicts_beside(places.nodes, run, domain, say)
     for source in sources:
-        for report, signature in source.verdicts(0) if isinstance(source, Peers) else ():
+        for report, signature in source.verdicts(0) if isinstance(source, Witness) else ():
             with suppress(VerdictError):
                 found.append(ReportedVerdict.read(report, signature, run, domain))
     return list(dict.fromkeys(found))

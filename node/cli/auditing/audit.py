@@ -7,7 +7,8 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -22,7 +23,9 @@ from dlx.training.models.placement import Placement, wrong_device
 if TYPE_CHECKING:
     from dlx.ledger.client import LedgerClient
     from dlx.ledger.proof.history import Pin
+    from dlx.node.audit.kit import Kit
     from dlx.node.audit.replay_choice import ReplayChoice
+    from dlx.node.audit.report import Report
     from dlx.node.home.datadir import DataDir
     from dlx.node.home.settings import Settings
 
@@ -76,12 +79,15 @@ DeviceOption = Annotated[
     str | None,
     typer.Option(metavar="D", help="Where training is replayed: auto, cpu, cuda, cuda:N, mps.", show_default="cpu"),
 ]
+ExampleOption = Annotated[
+    bool, typer.Option("--example", help="Audit the kit of a small run that comes with dlx-node: what a verdict is.")
+]
 
 
 @options.of_folder(*options.LEDGER, "bootstrap", "mailboxes")
 def command(
     given: options.Given,
-    run: options.RunArgument = None,
+    run: options.RunOrKitArgument = None,
     head: HeadOption = None,
     level: LevelOption = 2,
     sample: SampleOption = None,
@@ -90,31 +96,65 @@ def command(
     require_segments: RequiredOption = None,
     device: DeviceOption = None,
     blobs: options.BlobsOption = None,
+    example: ExampleOption = False,
     json: options.JsonOption = False,
 ) -> None:
     """Recount every seal from the chain's events and replay every outer step, bit for bit, from the payloads.
 
     With --level 3 also train again what was drawn of the newest rounds, and compare.
 
-    Blobs come from --blobs folders, the data folder, and the run's peers, in this order.
+    Blobs come from --blobs folders, the data folder, and the run's peers, in this order. An audit kit, the folder that
+    `dlx-node audit-kit` makes, has all that is needed: its audit asks no node, no chain and no network.
 
     Exit codes: 0 all that was asked for holds. 1 something is FAIL. 2 the command is wrong. 3 it could not look (the
     chain node is silent, there is no such run, a folder cannot be read). 4 nothing is FAIL, but a WARN or SKIP leaves
     open whether all holds. 5 as 4, and what --require-segments asks for is not there.
     """
-    folder, settings = options.folder(given)
     own = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
-    pin, choice = pin_of(head), _choice(level, sample, rounds, replica, require_segments, device)
-    with ends_as_interrupted(), _failures_as_not_ready(), Progress(json) as progress:
+    pin, choice = pin_of(head), choice_of(level, sample, rounds, replica, require_segments, device)
+    if example or (run is not None and options.names_kit(run)):
+        if example and run is not None:
+            raise UsageFailure("--example is a kit of its own: leave out the run")
+        if own:
+            raise UsageFailure("--blobs: a kit has its own blobs")
+        _print(_of_kit(_kit(run, pin, level), choice, json), json)
+    folder, settings = options.folder(given)
+    with ends_as_interrupted(), failures_as_not_ready(), Progress(json) as progress:
         progress.step(f"auditing {f'run {run}' if run else 'the run'}")
         from dlx.node.audit.request import AuditRequest
         from dlx.node.audit.run import audit
         from dlx.node.audit.sources.places import Places
 
         places = Places(own, tuple(folder.blob_folders), settings.bootstrap, settings.mailboxes)
-        with _ledger(settings, folder) as client:
-            request = AuditRequest(_run_named(client, run), places, pin, choice)
+        with ledger_or_finding(settings, folder) as client:
+            request = AuditRequest(run_named(client, run), places, pin, choice)
             report = audit(client, request, progress.show, progress.say)
+    _print(report, json)
+
+
+def _kit(folder: str | None, pin: Pin | None, level: int) -> Kit:
+    """None: the one that comes with the program. Raises UsageFailure."""
+    from dlx.node.audit.kit import EXAMPLE, Kit
+
+    kit = Kit(EXAMPLE if folder is None else Path(folder))
+    if pin is not None and pin != kit.head:
+        raise UsageFailure(
+            f"--head {pin}: the kit ends with block {kit.head}, which it cannot prove to be on that chain"
+        )
+    if level > kit.level:
+        raise UsageFailure(
+            f"--level {level}: the kit was made for level {kit.level}, `audit-kit --level {level}` makes one"
+        )
+    return kit
+
+
+def _of_kit(kit: Kit, choice: ReplayChoice | None, json: bool) -> Report:
+    with ends_as_interrupted(), failures_as_not_ready(), Progress(json) as progress:
+        progress.step(f"auditing the kit {kit.folder}")
+        return kit.audit(choice, progress.show)
+
+
+def _print(report: Report, json: bool) -> NoReturn:
     if json:
         options.print_json(report.json())
     else:
@@ -122,8 +162,13 @@ def command(
     raise typer.Exit(report.exit_code)
 
 
-def _choice(
-    level: int, sample: float | None, rounds: str | None, replica: int | None, required: int | None, device: str | None
+def choice_of(
+    level: int,
+    sample: float | None = None,
+    rounds: str | None = None,
+    replica: int | None = None,
+    required: int | None = None,
+    device: str | None = None,
 ) -> ReplayChoice | None:
     """None: no level 3. Raises UsageFailure."""
     if level < 3:
@@ -161,7 +206,7 @@ def placement_on(device: str | None) -> Placement:
 
 
 @contextmanager
-def _failures_as_not_ready() -> Iterator[None]:
+def failures_as_not_ready() -> Iterator[None]:
     """What keeps the audit from looking says nothing about the run. Raises NotReady for it."""
     try:
         yield
@@ -176,7 +221,7 @@ def _failures_as_not_ready() -> Iterator[None]:
 
 
 @contextmanager
-def _ledger(settings: Settings, folder: DataDir) -> Iterator[LedgerClient]:
+def ledger_or_finding(settings: Settings, folder: DataDir) -> Iterator[LedgerClient]:
     """The ledger, also where its contracts are not ours: elsewhere that is the end, here it is a finding.
 
     Raises LedgerError for such a ledger where the run cannot even be named.
@@ -198,7 +243,7 @@ def _ledger(settings: Settings, folder: DataDir) -> Iterator[LedgerClient]:
             yield client
 
 
-def _run_named(client: LedgerClient, run: str | None) -> bytes:
+def run_named(client: LedgerClient, run: str | None) -> bytes:
     from dlx.node.home.citation import id_digits
     from dlx.node.runs import find
 

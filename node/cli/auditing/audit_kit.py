@@ -1,0 +1,70 @@
+"""`dlx-node audit-kit`: all that the audit of a run reads, in one folder, for whoever has no node and no chain."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dlx.node.cli import options
+from dlx.node.cli.auditing.audit import (
+    HeadOption,
+    choice_of,
+    failures_as_not_ready,
+    ledger_or_finding,
+    pin_of,
+    run_named,
+)
+from dlx.node.cli.auditing.endings import ends_as_interrupted
+from dlx.node.cli.progress import Progress
+from dlx.node.home import formatting
+from dlx.node.home.program import program
+
+OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder for the kit.")]
+LevelOption = Annotated[
+    int, typer.Option(min=2, max=3, metavar="N", help="3: also what the replay of drawn training takes.")
+]
+
+
+@options.of_folder(*options.LEDGER, "bootstrap", "mailboxes")
+def command(
+    given: options.Given,
+    out: OutOption,
+    run: options.RunArgument = None,
+    head: HeadOption = None,
+    level: LevelOption = 2,
+    blobs: options.BlobsOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Audit a run, and keep all that was read: the chain's answers, proven to the block --head, and the blobs.
+
+    Whoever gets the folder audits it with `dlx-node audit DIR`, without a node, a chain or a network. It trusts nobody
+    but the word that the block is on the chain: its number and hash are in kit.json. A block that is new may still be
+    taken back by its chain, so name an old one for a kit that lasts.
+
+    A kit is also made of a run that does not pass: it shows that. Exit codes as those of `audit`.
+    """
+    own = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
+    pin, choice = pin_of(head), choice_of(level)
+    folder, settings = options.folder(given)
+    with ends_as_interrupted(), failures_as_not_ready(), Progress(json) as progress:
+        progress.step(f"auditing {f'run {run}' if run else 'the run'}")
+        from dlx.node.audit.kit import Kit, make_kit
+        from dlx.node.audit.request import AuditRequest
+        from dlx.node.audit.sources.places import Places
+
+        places = Places(own, tuple(folder.blob_folders), settings.bootstrap, settings.mailboxes)
+        with ledger_or_finding(settings, folder) as client:
+            request = AuditRequest(run_named(client, run), places, pin, choice)
+            report = make_kit(client, request, out.absolute(), progress.show, progress.say)
+    size = sum(path.stat().st_size for path in out.rglob("*"))
+    made = {"kit": out.absolute(), "run": "0x" + report.run.hex(), "head": str(Kit(out).head), "size": size}
+    if json:
+        options.print_json(made | {"verdict": report.json()["verdict"]})
+    else:
+        checked = f"{program()} audit {shlex.quote(str(out.absolute()))}"
+        shown = made | {"size": formatting.size(size), "verdict": report.verdict, "audit it": checked}
+        options.print_fields(list(shown.items()))
+    raise typer.Exit(report.exit_code)
