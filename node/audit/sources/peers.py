@@ -6,7 +6,7 @@ import os
 import secrets
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +25,8 @@ from dlx.node.audit.sources.blobs import Attempt, WrongCopy
 from dlx.node.home import formatting
 from dlx.node.home.errors import Failure
 from dlx.p2p import wire
-from dlx.p2p.addresses import parse_address
+from dlx.p2p.addresses import ip_addresses, parse_address
+from dlx.p2p.admission import is_loopback
 from dlx.p2p.exchange import BlobError, BlobExchange
 from dlx.p2p.host import Host
 from dlx.p2p.streams import StreamBroken
@@ -199,8 +200,15 @@ class Peers:
                 for peer_id in peers:
                     nursery.start_soon(connect, peer_id)
         self._reached = host.agreed()
-        self._say(f"reached {len(self._reached)} of {len(peers)} known peers")
+        self._say(_words(len(self._reached), len(peers), self._known.values()))
 
     def _rejected(self, reason: str, peer: str) -> None:
         if reason in _WRONG:
             self._wrong.append(peer)
+
+
+def _words(reached: int, known: int, nodes: Iterable[RegisteredNode]) -> str:
+    ips = [ip for node in nodes for ip in ip_addresses(node.multiaddrs)]
+    if not reached and ips and all(map(is_loopback, ips)):
+        return "the run's nodes are of one machine, and none of them is up on this one"
+    return f"reached {reached} of {known} known peers"
