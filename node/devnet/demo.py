@@ -167,7 +167,8 @@ def outcome(devnet: Devnet, observed: Observed, report: Callable[[str], None]) -
         pull_run(client, view, None, checkpoint, places, lambda line: None, report)
     report("measuring its loss on all text that nobody trained on")
     stages, rounds = devnet.shape.stages, len(observed.sealed_at)
-    losses = [view.sealed[stages - 1, round].mean_loss / MICRO for round in range(rounds)]
+    last = [view.sealed[stages - 1, round] for round in range(rounds)]
+    losses = [sealed.mean_loss / MICRO if sealed.count else None for sealed in last]
     tokens = sum(view.sealed[0, round].steps for round in range(rounds)) * view.config.tokens_per_step
     seals = [
         {

@@ -92,14 +92,15 @@ def round_line(observed: Observed, round: int) -> Text:
     return line + work
 
 
-def terminal_plot(losses: list[float], width: int = 72, height: int = 14) -> str:
-    """Training loss of each round, drawn with text."""
+def terminal_plot(losses: list[float | None], width: int = 72, height: int = 14) -> str:
+    """Training loss of each round, drawn with text; None, of an empty one, is left out."""
     import plotext
 
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plot_size(width, height)
-    plotext.plot(list(range(len(losses))), losses, marker="braille")
+    drawn = [(round, loss) for round, loss in enumerate(losses) if loss is not None]
+    plotext.plot([round for round, _ in drawn], [loss for _, loss in drawn], marker="braille")
     plotext.xticks(sorted({round(quarter * (len(losses) - 1) / 4) for quarter in range(5)}))
     plotext.xlabel("round")
     plotext.title("training loss, nats per byte")

@@ -18,7 +18,7 @@ from dlx.node.daemon.api.status import Bytes, Traffic
 from dlx.node.devnet import demo
 from dlx.node.devnet.demo import Observed
 from dlx.node.devnet.devnet import draft
-from dlx.node.devnet.terminal import round_line
+from dlx.node.devnet.terminal import round_line, terminal_plot
 from dlx.node.devnet.times import lasts, measured_round
 from dlx.node.home.errors import Failure
 from dlx.training.balance.measured import Measured
@@ -168,3 +168,8 @@ def test_a_round_is_measured_by_real_steps(tmp_path: Path) -> None:
     one, many = (measured_round(tmp_path / "run.toml", replicas, 1) for replicas in (1, 100 * cores()))
     assert 0 < one < many
     assert torch.get_num_threads() == threads
+
+
+def test_an_empty_round_is_left_out_of_the_curve() -> None:
+    drawn = terminal_plot([5.0, None, 3.0, 2.5])
+    assert "5.00" in drawn and "2.50" in drawn and "0.00" not in drawn
