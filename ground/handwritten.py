@@ -1,9 +1,16 @@
 """Text files that a person or another program wrote, in the encodings that editors make of them."""
 
 import codecs
+import sys
 from pathlib import Path
 
 _MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+
+
+def piped(most: int, one_line: bool = False) -> str:
+    """Text of at most `most` characters on standard input, which its locale has decoded, without a mark before it. It
+    waits for the end, or for one line."""
+    return (sys.stdin.readline(most) if one_line else sys.stdin.read(most)).removeprefix("\ufeff")
 
 
 def read(path: Path, most: int) -> str:

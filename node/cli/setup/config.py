@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated, Any
 
 import typer
 
+from dlx.ground import handwritten
 from dlx.node.cli import options
 from dlx.node.home import config
 from dlx.node.home.settings import SETTINGS
@@ -61,7 +61,7 @@ def set_(
     An URL with a key in it is best given by - and stdin: other users of the machine see a command's arguments.
     """
     folder, _ = options.folder(given, may_be_new=True)
-    text = sys.stdin.readline(65_536).strip() if value == ["-"] else " ".join(value)
+    text = handwritten.piped(65_536, one_line=True).strip() if value == ["-"] else " ".join(value)
     folder.create()
     config.change(folder.config, key, config.whole_path(key, text))
 

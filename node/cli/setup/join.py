@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dlx.ground import handwritten
 from dlx.node.cli import options
 from dlx.node.cli.setup.init import create_keys
 from dlx.node.home import config, program
@@ -43,7 +43,7 @@ def command(
     from dlx.ledger.abi import ZERO_ACCOUNT
     from dlx.node.home.keys import identity
 
-    said = decode("".join(sys.stdin.read(_MOST_BYTES).split() if line == ["-"] else line))
+    said = decode("".join(handwritten.piped(_MOST_BYTES).split() if line == ["-"] else line))
     folder, settings = options.folder(given, may_be_new=True)
     _check_guest(folder, said)
     invited = said.invited and said.invited.invitation

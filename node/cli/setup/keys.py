@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from dlx.ground import handwritten
 from dlx.node.cli import options
 from dlx.node.home.errors import Failure, UsageFailure
 
@@ -76,8 +77,6 @@ def import_(
 
     `dlx-node init` then makes the rest. If the account has signed anything in a run that goes on, `import-signed` it.
     """
-    import sys
-
     from dlx.node.home.keys import identity
 
     folder, settings = options.folder(given, may_be_new=True)
@@ -85,7 +84,7 @@ def import_(
         raise UsageFailure("the account needs a password here: put one into a file and give --password-file FILE")
     password = identity.password_in(Path(settings.password_file))
     if str(file) == "-":
-        text = sys.stdin.read(identity.MOST_KEY_BYTES)
+        text = handwritten.piped(identity.MOST_KEY_BYTES)
     elif not file.is_file() or file.stat().st_size > identity.MOST_KEY_BYTES:
         raise UsageFailure(f"{file} is no file with a key")
     else:

@@ -112,7 +112,7 @@ def test_a_setting_over_several_lines_is_left_to_its_owner(folder: Path) -> None
 def test_a_secret_url_comes_from_stdin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import io
 
-    monkeypatch.setattr(sys, "stdin", io.StringIO("https://rpc.example/KEY\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeffhttps://rpc.example/KEY\n"))
     dlx("config", "set", "rpc_url", "-", "--datadir", folder)
     assert tomllib.loads((folder / "config.toml").read_text())["rpc_url"] == ["https://rpc.example/KEY"]
 
