@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Collection, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,9 +13,15 @@ from rich.text import Text
 
 from dlx.ground.constants import MICRO
 from dlx.ground.untrusted import printable
+from dlx.node.daemon.api.status import NodeStatus
 from dlx.node.devnet.demo import Observed
 from dlx.node.devnet.devnet import Devnet
 from dlx.node.home.formatting import color_system, counted, size
+
+_COLUMNS = ("node", "slot", "round", "step", "loss", "tokens/s", "peers", "payload", "pipe", "doing")
+_DISPENSABLE = ("peers", "pipe", "payload", "tokens/s", "slot")
+_GAP = 2  # blanks between columns
+_DOING = 20  # characters of what a node is doing that are always there
 
 
 class Dashboard:
@@ -47,31 +54,44 @@ class Dashboard:
         """The nodes' table, on a terminal only."""
         if not self._console.is_terminal:
             return
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2))
-        pipes = ("pipe",) if self._devnet.shape.stages > 1 else ()
-        columns = ("node", "slot", "round", "step", "loss", "tokens/s", "peers", "payload", *pipes, "doing")
-        for column in columns:
-            table.add_column(column)
-        for name in self._devnet.names:
-            status = observed.statuses.get(name)
-            if status is None:
-                table.add_row(name, *[""] * (len(columns) - 2), "starting")
-                continue
-            slot = "" if status.stage is None else f"replica {status.replica}, stage {status.stage}"
-            table.add_row(
-                name,
-                slot,
-                "" if status.round is None else str(status.round),
-                "" if status.round is None else f"{status.step} of {status.steps}",
-                "" if status.loss is None else f"{status.loss:.3f}",
-                "" if status.tokens_per_second is None else f"{status.tokens_per_second:,.0f}",
-                str(status.peers),
-                size(status.traffic.payload.sent),
-                *(size(status.traffic.pipe.sent) for _ in pipes),
-                f"waits for {printable(status.waiting_for)}" if status.waiting_for else printable(status.phase),
-            )
+        rows = [_row(name, observed.statuses.get(name)) for name in self._devnet.names]
+        chosen = fitting(rows, self._console.width, () if self._devnet.shape.stages > 1 else ("pipe",))
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
+        for name in chosen:
+            table.add_column(name, no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[name] for name in chosen))
         elapsed = Text(f"{time.time() - observed.started:.0f} s", style="dim")
         self._live.update(Group(table, elapsed), refresh=True)
+
+
+def _row(name: str, status: NodeStatus | None) -> dict[str, str]:
+    if status is None:
+        return dict.fromkeys(_COLUMNS, "") | {"node": name, "doing": "starting"}
+    return {
+        "node": name,
+        "slot": "" if status.stage is None else f"replica {status.replica}, stage {status.stage}",
+        "round": "" if status.round is None else str(status.round),
+        "step": "" if status.round is None else f"{status.step} of {status.steps}",
+        "loss": "" if status.loss is None else f"{status.loss:.3f}",
+        "tokens/s": "" if status.tokens_per_second is None else f"{status.tokens_per_second:,.0f}",
+        "peers": str(status.peers),
+        "payload": size(status.traffic.payload.sent),
+        "pipe": size(status.traffic.pipe.sent),
+        "doing": f"waits for {printable(status.waiting_for)}" if status.waiting_for else printable(status.phase),
+    }
+
+
+def fitting(rows: Sequence[dict[str, str]], width: int, without: Collection[str] = ()) -> list[str]:
+    """The names of the columns that a terminal so wide shows whole, in their order: `without` some, and then without
+    those that say least. What a node is doing ends the line, and may be cut."""
+    chosen = [name for name in _COLUMNS if name not in without]
+    widths = {name: max([len(name), *(len(row[name]) for row in rows)]) + _GAP for name in chosen}
+    widths["doing"] = min(widths["doing"], _DOING)
+    for name in _DISPENSABLE:
+        if sum(widths[one] for one in chosen) > width and name in chosen:
+            chosen.remove(name)
+    return chosen
 
 
 def round_line(observed: Observed, round: int) -> Text:

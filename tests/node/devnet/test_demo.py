@@ -18,7 +18,7 @@ from dlx.node.daemon.api.status import Bytes, Traffic
 from dlx.node.devnet import demo
 from dlx.node.devnet.demo import Observed
 from dlx.node.devnet.devnet import draft
-from dlx.node.devnet.terminal import round_line, terminal_plot
+from dlx.node.devnet.terminal import fitting, round_line, terminal_plot
 from dlx.node.devnet.times import lasts, measured_round
 from dlx.node.home.errors import Failure
 from dlx.training.balance.measured import Measured
@@ -173,3 +173,19 @@ def test_a_round_is_measured_by_real_steps(tmp_path: Path) -> None:
 def test_an_empty_round_is_left_out_of_the_curve() -> None:
     drawn = terminal_plot([5.0, None, 3.0, 2.5])
     assert "5.00" in drawn and "2.50" in drawn and "0.00" not in drawn
+
+
+def test_a_narrow_terminal_shows_fewer_columns_and_whole_words() -> None:
+    status = {
+        "slot": "replica 1, stage 1",
+        "round": "17",
+        "step": "12 of 20",
+        "tokens/s": "12,345",
+        "payload": "1.2 MB",
+    }
+    row = dict.fromkeys(("loss", "peers", "pipe"), "3.217") | status | {"node": "node-3", "doing": "waits for a" * 9}
+    wide = fitting([row], 200)
+    assert wide[0] == "node" and wide[-1] == "doing" and len(wide) == 10
+    assert fitting([row], 200, ("pipe",)) == [name for name in wide if name != "pipe"]
+    assert fitting([row], 80) == ["node", "slot", "round", "step", "loss", "doing"]
+    assert fitting([row], 60) == ["node", "round", "step", "loss", "doing"]
