@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -57,8 +57,8 @@ class Dashboard:
         rows = [_row(name, observed.statuses.get(name)) for name in self._devnet.names]
         chosen = fitting(rows, self._console.width, () if self._devnet.shape.stages > 1 else ("pipe",))
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
-        for name in chosen:
-            table.add_column(name, no_wrap=True)
+        for name, wide in chosen.items():
+            table.add_column(name, no_wrap=True, min_width=wide, max_width=wide)
         for row in rows:
             table.add_row(*(row[name] for name in chosen))
         elapsed = Text(f"{time.time() - observed.started:.0f} s", style="dim")
@@ -82,16 +82,21 @@ def _row(name: str, status: NodeStatus | None) -> dict[str, str]:
     }
 
 
-def fitting(rows: Sequence[dict[str, str]], width: int, without: Collection[str] = ()) -> list[str]:
-    """The names of the columns that a terminal so wide shows whole, in their order: `without` some, and then without
-    those that say least. What a node is doing ends the line, and may be cut."""
-    chosen = [name for name in _COLUMNS if name not in without]
-    widths = {name: max([len(name), *(len(row[name]) for row in rows)]) + _GAP for name in chosen}
-    widths["doing"] = min(widths["doing"], _DOING)
+def fitting(rows: Sequence[dict[str, str]], width: int, without: Collection[str] = ()) -> dict[str, int]:
+    """The names of the columns that a terminal so wide shows whole, in their order, with their characters: `without`
+    some, and then without those that say least. What a node is doing ends the line, and may be cut."""
+    chosen = {
+        name: max([len(name), *(len(row[name]) for row in rows)]) for name in _COLUMNS[:-1] if name not in without
+    }
     for name in _DISPENSABLE:
-        if sum(widths[one] for one in chosen) > width and name in chosen:
-            chosen.remove(name)
-    return chosen
+        if _room(chosen, width) < _DOING:
+            chosen.pop(name, None)
+    return chosen | {_COLUMNS[-1]: max(1, _room(chosen, width))}
+
+
+def _room(columns: Mapping[str, int], width: int) -> int:
+    """Characters that are left behind these columns."""
+    return width - sum(wide + _GAP for wide in columns.values())
 
 
 def round_line(observed: Observed, round: int) -> Text:

@@ -184,8 +184,10 @@ def test_a_narrow_terminal_shows_fewer_columns_and_whole_words() -> None:
         "payload": "1.2 MB",
     }
     row = dict.fromkeys(("loss", "peers", "pipe"), "3.217") | status | {"node": "node-3", "doing": "waits for a" * 9}
-    wide = fitting([row], 200)
+    wide = list(fitting([row], 200))
     assert wide[0] == "node" and wide[-1] == "doing" and len(wide) == 10
-    assert fitting([row], 200, ("pipe",)) == [name for name in wide if name != "pipe"]
-    assert fitting([row], 80) == ["node", "slot", "round", "step", "loss", "doing"]
-    assert fitting([row], 60) == ["node", "round", "step", "loss", "doing"]
+    assert list(fitting([row], 200, ("pipe",))) == [name for name in wide if name != "pipe"]
+    assert list(fitting([row], 80)) == ["node", "slot", "round", "step", "loss", "doing"]
+    narrow = fitting([row], 60)
+    assert list(narrow) == ["node", "round", "step", "loss", "doing"]
+    assert sum(narrow.values()) + 2 * 4 == 60 and narrow["step"] == len("12 of 20"), "only the last may be cut"
