@@ -58,14 +58,8 @@ class Lie:
 
     @property
     def is_honest(self) -> bool:
-        run = {
-            "name": "",
-            "about": "",
-            "precision": "float32",
-            "beside": 0,
-            "quick": 0,
-        }  # what others do, and say of it
-        return replace(self, **run) == replace(_HONEST, **run)
+        alone = replace(self, precision="float32", beside=0, quick=0)  # whatever others do
+        return replace(alone, name="", about="") == replace(_HONEST, name="", about="")
 
 
 _HONEST = Lie(name="honest", about="does what it says")
