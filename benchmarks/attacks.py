@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -116,8 +117,8 @@ def table(rows: list[dict[str, Any]], policies: Sequence[str] = POLICIES) -> str
 
 def _without(lie: Lie) -> str:
     """The name of the honest row of the same run."""
-    same = (one for one in LIES.values() if (one.precision, one.beside) == (lie.precision, lie.beside))
-    return next(one.name for one in same if one.is_honest)
+    of_run = attrgetter("precision", "beside", "quick")
+    return next(one.name for one in LIES.values() if one.is_honest and of_run(one) == of_run(lie))
 
 
 def _harm(lie: Lie, out: Path, rounds: int, company: Company, policies: Sequence[str]) -> dict[str, float]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import replace as changed
 from pathlib import Path
 
 import torch
@@ -51,9 +52,11 @@ class Company:
 
     def lies(self, lie: Lie) -> list[Lie]:
         """Of each replica."""
-        honest = Lie(name="honest", about="", precision=lie.precision, beside=lie.beside)
-        liars = self.liars or lie.liars
-        return [lie if replica >= self.replicas - liars else honest for replica in range(self.replicas)]
+        slow = Lie(name="honest", about="", precision=lie.precision, beside=lie.beside)
+        quick = changed(slow, beside=0)
+        honest = self.replicas - (self.liars or lie.liars)
+        others = [quick if replica < lie.quick else slow for replica in range(honest)]
+        return [*others, *[lie] * (self.replicas - honest)]
 
     def method(self, policy: str, steps: int) -> Method:
         outer = {"policy": policy} | ({"lr": 0.8, "delay": 1, "alpha": 0.8} if self.delay else {})

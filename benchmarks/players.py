@@ -26,6 +26,7 @@ from benchmarks.weight import (
     seal,
     takes,
     total,
+    vacuum,
     weight_of,
 )
 from dlx.ledger.view.weights import FULL, SEAL_PAY
@@ -99,8 +100,8 @@ def earliest(
 
 class Move(NamedTuple):
     """What the player does in a round: who contributes how many steps, and who signs at once. The others of its
-    accounts sign at the last moment or never. `prevented` is how many honest records it keeps out. A censor sends late
-    seals itself, with as few signatures as it can."""
+    accounts sign at the last moment or never. `prevented` is how many honest records it keeps out, of others in each
+    round, as deals have it. A censor sends late seals itself, with as few signatures as it can."""
 
     steps: dict[str, int]
     early: list[str]
@@ -191,6 +192,19 @@ def breaks(stage: Stage, number: int) -> tuple[Stage, Move]:
     return stage, Move(dict.fromkeys(working, STEPS), mine, prevented=len(mine) - len(working))
 
 
+def breaks_in_part(stage: Stage, number: int) -> tuple[Stage, Move]:
+    """Likewise, but in two rounds of eight all work, so that none of its slots is ever forfeit."""
+    return works(stage, number) if number % 8 < 2 else breaks(stage, number)
+
+
+def breaks_otherwise(stage: Stage, number: int) -> tuple[Stage, Move]:
+    """In a run of two stages all its slots work in two rounds of eight. In the others each keeps a replica from being
+    counted, half of them one of this stage's others."""
+    if number % 8 < 2:
+        return works(stage, number)
+    return stage, Move({}, ours(stage.weights), prevented=len(ours(stage.weights)))
+
+
 def invents(seed: int, founder: Founder, working: int = 0, times: int = 1) -> Act:
     """Sends noise until it is drawn, is convicted if it can be, and comes back with a new account at once. The first
     `working` of its accounts work, and convict none of its own. Of steps it states so many `times` what others do."""
@@ -243,7 +257,8 @@ def contest(stage: Stage, act: Act, rounds: int, founder: Founder = gone) -> Pla
         gas, most = gas + move.gas, max(most, part(stage))
         _take_back(pay, before - set(stage.weights) - set(stage.gone), number)
         honest, mine = others(stage.weights), ours({**stage.weights, **stage.gone})
-        steps = dict.fromkeys(honest[move.prevented :], STEPS) | move.steps
+        prevented = {honest[(number + other) % len(honest)] for other in range(move.prevented)}
+        steps = {account: STEPS for account in honest if account not in prevented} | move.steps
         signers = [*honest, *move.early]
         wait, own = earliest(stage, signers, steps, founder(number)), earliest(stage, mine, mine, False)
         if alone is None and own <= wait and own < FOREVER:
@@ -255,7 +270,7 @@ def contest(stage: Stage, act: Act, rounds: int, founder: Founder = gone) -> Pla
             break
         if move.censors and wait > TIMEOUT:
             wait, signers = _fewest(stage, steps, wait)
-        for maker, credit in credits_of(steps, stage.seals, stage.rules.horizon).items():
+        for maker, credit in credits_of(steps, stage.seals, stage.rules.horizon).items() if steps else ():
             pay[maker, number // 16] = pay.get((maker, number // 16), 0) + credit.pay
         records += len(ours(steps))
         stage = seal(replace(stage, now=stage.opened + wait), steps, signers)
@@ -357,22 +372,34 @@ def outage(rules: Rules, share: float, lasts: int) -> Outage:
 
 @dataclass(frozen=True)
 class Held:
-    """A stage that is taken at birth: non-empty seals until a founder can no longer free the slots, and until none is
-    needed; how long that takes."""
+    """A stage whose slots are all taken at birth. `seals`: the non-empty seals until a founder can no longer free every
+    slot, and `empties`: the empty ones by then. `alone`: the non-empty ones until no founder is needed. `timeouts`: how
+    long that takes."""
 
     seals: int
+    empties: int
     alone: int
     timeouts: float
 
 
-def captor(rules: Rules, every: int = 30) -> Held:
-    """All slots are the player's, and it lets one round through in so many timeouts, with a founder's signature."""
-    stage, held = birth(rules, SLOTS), 0
-    mine = dict.fromkeys(stage.weights, STEPS)
-    while not takes(replace(stage, now=stage.opened + ROUND), mine, mine, False):
-        held = stage.seals + 1 if dismissible(stage) else held
-        stage = seal(replace(stage, now=stage.opened + every * TIMEOUT), mine, mine)
-    return Held(held, stage.seals, stage.now / TIMEOUT)
+def captor(rules: Rules, every: int = 30, empties: bool = False) -> Held:
+    """All slots are the player's. It lets one round through in so many timeouts, with a founder's signature, and seals
+    no other. `empties`: whether the founder seals empty rounds alone meanwhile, as soon as the ledger takes them. It
+    frees no slot here: what counts is until when it could."""
+    stage, mine, worked = birth(rules, SLOTS), [f"x{number}" for number in range(SLOTS)], 0
+    held, alone = stage, None
+    while vacuum(stage, rules.absent):
+        if alone is None and takes(replace(stage, now=stage.opened + ROUND), mine, mine, False):
+            alone = stage
+        at = max(stage.opened + ROUND, worked + every * TIMEOUT)
+        empty = stage.opened + earliest(stage, [], [], True) if empties else FOREVER
+        if empty < at:
+            stage = seal(replace(stage, now=empty), {}, [])
+        else:
+            stage, worked = seal(replace(stage, now=at), dict.fromkeys(mine, STEPS), mine), at
+        held = stage if all(dismissible(stage, account) for account in mine) else held
+    alone = alone or stage
+    return Held(held.seals + 1, held.rounds - held.seals, alone.seals, alone.now / TIMEOUT)
 
 
 def newcomer(rules: Rules, founder: bool) -> bool:

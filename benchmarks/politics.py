@@ -55,6 +55,8 @@ WORKERS: dict[str, Act] = {
     "leaver: away in each second round": players.leaves,
     "hopper: leaves its weight, works on anew": players.hops,
     "colluders: half of them break replicas": players.breaks,
+    "colluders: half of them break replicas in 6 rounds of 8": players.breaks_in_part,
+    "breaker: works 2 rounds of 8, breaks replicas in the others": players.breaks_otherwise,
 }
 INVENTORS: dict[str, tuple[Callable[[Rules, int], Stage], Founder]] = {
     "noise until drawn": (entered, players.gone),
@@ -80,7 +82,10 @@ def main(
     tables = {
         "players": player_rows(rules, chances),
         "outages": outage_rows(rules),
-        "captor of all slots at birth": [asdict(captor(rules))],
+        "captor of all slots at birth": [
+            {"founder seals empty rounds": empties} | asdict(captor(rules, empties=empties))
+            for empties in (False, True)
+        ],
         "newcomer in an abandoned stage": [{"founder": who, "seals": newcomer(rules, who)} for who in (False, True)],
         "rules left out": without(rules),
         "constants": constants(rules),

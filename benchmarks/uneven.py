@@ -3,12 +3,13 @@
 `python -m benchmarks.uneven [--json FILE]` trains a small model on the nodes' own slots, codecs, policy and outer step,
 once for each mixture of inner steps, method, policy and seed, for equally many rounds. The bar: a replica of any speed
 makes the loss no higher than it is without it. With `--lies` the last replica of each mixture says that it took all
-steps. The bar there: no policy does worse than `mean`.
+steps: what that costs, and whether a policy does worse than `mean`.
 """
 
 import json
 import math
 import os
+import shlex
 import statistics
 import sys
 import sysconfig
@@ -99,6 +100,7 @@ def main(
             sys.stdout.write(f"{shown}   {row['difference']:+.2%} +- {row['error']:.2%}\n")
     if json_file is not None:
         facts = {
+            "command": f"python -m benchmarks.uneven {shlex.join(sys.argv[1:])}",
             "seeds": seeds,
             "rounds": rounds,
             "lies": lies,

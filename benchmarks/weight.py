@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from dlx.ledger.view.runs import EMPTY_SEALS
 from dlx.ledger.view.weights import (
     ABSENT_TIMEOUTS,
     ENOUGH,
@@ -52,12 +53,15 @@ class Gone(NamedTuple):
 
 @dataclass
 class Stage:
-    """A stage of a run. `weights` are those of the lanes, `gone` those of who has no slot."""
+    """A stage of a run, alone in it. `weights` are those of the lanes, `gone` those of who has no slot. `rounds` counts
+    all seals, `seals` those that are not empty, `empties` the empty ones since the newest of these."""
 
     rules: Rules = field(default_factory=Rules)
     now: int = 0
     opened: int = 0
     seals: int = 0
+    rounds: int = 0
+    empties: int = 0
     weights: dict[str, int] = field(default_factory=dict)
     gone: dict[str, Gone] = field(default_factory=dict)
 
@@ -109,8 +113,9 @@ def takes(stage: Stage, signers: Collection[str], makers: Collection[str], found
 
 def seal(stage: Stage, steps: Mapping[str, int], signers: Iterable[str]) -> Stage:
     """The stage after a seal that the ledger takes; without steps it is an empty one."""
+    after = replace(stage, opened=stage.now, rounds=stage.rounds + 1, empties=stage.empties + 1)
     if not steps:
-        return replace(stage, opened=stage.now)
+        return after
     rules, places = stage.rules, {account: lane for lane, account in enumerate(stage.weights)}
     late = stage.now >= stage.opened + TIMEOUT and not rules.all_makers_gain
     gains = {
@@ -121,7 +126,7 @@ def seal(stage: Stage, steps: Mapping[str, int], signers: Iterable[str]) -> Stag
     turn = stage.seals if rules.dithered else -pow(STRIDE, -1, rules.horizon)  # in which what fades is rounded up
     before = replace(Lanes.of(len(places)), weights=tuple(stage.weights.values()))
     weights = dict(zip(places, before.sealed(turn, rules.horizon, gains).weights, strict=True))
-    return replace(stage, opened=stage.now, seals=stage.seals + 1, weights=weights)
+    return replace(after, seals=stage.seals + 1, empties=0, weights=weights)
 
 
 def left(stage: Stage, account: str) -> Stage:
@@ -155,6 +160,12 @@ def convicted(stage: Stage, account: str) -> Stage:
     )
 
 
-def dismissible(stage: Stage) -> bool:
-    """Whether a founder may free slots."""
-    return 3 * vacuum(stage, stage.rules.absent) >= 2 * total(stage, stage.rules.absent)
+def stands_still(stage: Stage) -> bool:
+    """Whether the newest seals were all empty, or all but an eighth of all."""
+    return stage.empties >= EMPTY_SEALS or (stage.rounds >= 2 * EMPTY_SEALS and 8 * stage.seals < stage.rounds)
+
+
+def dismissible(stage: Stage, account: str) -> bool:
+    """Whether a founder may free the account's slot."""
+    vacant, whole = vacuum(stage, stage.rules.absent), total(stage, stage.rules.absent)
+    return 3 * vacant >= 2 * whole or (0 < vacant >= stage.weights[account] and stands_still(stage))

@@ -169,6 +169,57 @@ contract RowsTest is Fixture {
         }
     }
 
+    /// @dev Captors that neither work nor seal: an open round is no empty one. With less than a third of the weight the
+    /// founder cannot seal one either.
+    function test_captorsThatSealNothingStandStillForNobody() public {
+        RunConfig memory config = configOf(1, 1, 3);
+        config.horizon = 128;
+        bytes32 run = begin(3, config);
+        work(run, 0, who, 51);
+        Seal memory empty = sealBy(run, 0, none(), some(founder));
+        pass(1000 * ROUND_TIMEOUT);
+        notVacant(run, who[0], 0);
+        ledger.seal(empty); // with a third
+        work(run, 0, who, 1);
+        empty = sealBy(run, 0, none(), some(founder));
+        pass(1000 * ROUND_TIMEOUT);
+        notVacant(run, who[0], 0);
+        refused(empty, vacuumOf(run, 0), third(totalOf(run, 0)));
+    }
+
+    /// @dev A captor that leaves just before its dismissal has its weight. It has its slot again if it is the quickest, is
+    /// dismissed then, and gets no other.
+    function test_whoLeavesBeforeItsDismissalIsDismissedWhenItIsBack() public {
+        RunConfig memory config = configOf(1, 1, 3);
+        config.horizon = 128;
+        bytes32 run = begin(3, config);
+        work(run, 0, who, 25);
+        for (uint256 k = 0; k < 32; ++k) sealNothing(run, 0, founded(who));
+        enrolMore(2);
+        uint256 weight = ledger.weightOf(run, who[0]);
+        for (uint256 k = 0; k < 2; ++k) {
+            quit(run, who[0]);
+            vm.prank(founder);
+            vm.expectRevert(abi.encodeWithSelector(ILedger.NotHolding.selector, who[0]));
+            ledger.dismiss(run, who[0], who[3]);
+            pass(1);
+            join(run, who[0], 0);
+            vm.assertEq(ledger.weightOf(run, who[0]), weight);
+        }
+        vm.prank(founder);
+        ledger.dismiss(run, who[0], who[3]);
+        join(run, who[3], 0);
+        quit(run, who[1]);
+        pass(1);
+        join(run, who[4], 0); // who is quicker
+        pass(9 * ROUND_TIMEOUT);
+        for (uint256 k = 0; k < 2; ++k) {
+            vm.prank(who[k]);
+            vm.expectRevert(abi.encodeWithSelector(ILedger.NothingToReclaim.selector, who[k], 0));
+            ledger.reclaim(run, who[3 + k]);
+        }
+    }
+
     /// @dev Captors of a stage that worked like honest members for 18 rounds, and then seal what they made up: the members
     /// of the other stage cannot work, and it is theirs that stands still. The founder gives the captors' slots to others,
     /// who keep them.
@@ -471,5 +522,11 @@ contract RowsTest is Fixture {
     function isIn(address account, address[] memory list) internal pure returns (bool) {
         for (uint256 i = 0; i < list.length; ++i) if (list[i] == account) return true;
         return false;
+    }
+
+    function notVacant(bytes32 run, address account, uint16 stage) internal {
+        vm.prank(founder);
+        vm.expectRevert(abi.encodeWithSelector(ILedger.NotVacant.selector, stage));
+        ledger.dismiss(run, account, address(0));
     }
 }

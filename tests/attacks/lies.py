@@ -45,6 +45,7 @@ class Lie:
     copies: str = ""  # "own" or "mate": whose older payload it publishes as this round's
     loss: float = 1.0  # what it makes of the loss
     beside: int = 0  # inner steps that everybody takes, where honest members are slow (simulation only); 0: all
+    quick: int = 0  # of the others, so many take all steps all the same (simulation only)
     overstates: bool = False  # whether it states all steps, whatever it took (simulation only)
     ends: int = 0  # rounds after which its replica is gone (simulation only); 0: it stays
     node: str = ""  # what its network process does, see tests.attacks.network
@@ -57,7 +58,8 @@ class Lie:
 
     @property
     def is_honest(self) -> bool:
-        return replace(self, name="", about="", precision="float32", beside=0) == replace(_HONEST, name="", about="")
+        alone = replace(self, precision="float32", beside=0, quick=0)  # whatever others do
+        return replace(alone, name="", about="") == replace(_HONEST, name="", about="")
 
 
 _HONEST = Lie(name="honest", about="does what it says")
@@ -198,6 +200,9 @@ LIES = {
             work=0.2, beside=2, overstates=True, end=_scaled(1e-3), differs=0.9),
         Lie(name="nothing-until-drawn", about="the same, until it is drawn after 16 rounds, the mean at 1/16",
             work=0.2, beside=2, overstates=True, end=_scaled(1e-3), differs=0.9, ends=16),
+        Lie(name="three-quick", about="does what it says; three take all of 10 steps, all others 2", beside=2, quick=3),
+        Lie(name="nothing-of-some", about="2 steps; states 10 as the three quick ones, sends a thousandth of its work",
+            work=0.2, beside=2, quick=3, overstates=True, end=_scaled(1e-3), differs=0.9),
         Lie(name="rate", about="an inner learning rate 10% too high", rate=1.1),
         Lie(name="bfloat16", about="bfloat16 for float32", work=0.5, bfloat16=True),
         Lie(name="loss", about="half of its loss", loss=0.5),

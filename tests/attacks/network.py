@@ -107,19 +107,27 @@ def _collude() -> None:
 
 
 def _own_multiplier() -> None:
-    """As a proposer it counts its own payload where the policy gives that nothing."""
-    honest = Sealing._multipliers
+    """As a proposer it counts its own payload where the policy gives that nothing, and finds nothing wrong with that:
+    who refuses its own proposal never sends it."""
+    honest, honest_fault = Sealing._multipliers, Sealing._multiplier_fault
+    chosen: set[tuple[tuple[bytes, ...], tuple[int, ...]]] = set()
 
     def multipliers(self: Any, moment: Any, listed: tuple[bytes, ...]) -> tuple[int, ...] | None:
         found = honest(self, moment, listed)
         if found is None:
             return None
         makers = [signed.contribution.account for signed in moment.state.listing(listed)]
-        return tuple(
+        false = tuple(
             1 if one == 0 and maker == self._account else one for one, maker in zip(found, makers, strict=True)
         )
+        if false != found:
+            chosen.add((listed, false))
+        return false
 
-    Sealing._multipliers = multipliers  # type: ignore[method-assign]
+    def fault(self: Any, moment: Any, listed: tuple[bytes, ...], sealed: tuple[int, ...]) -> str | None:
+        return "" if (listed, sealed) in chosen else honest_fault(self, moment, listed, sealed)
+
+    Sealing._multipliers, Sealing._multiplier_fault = multipliers, fault  # type: ignore[method-assign]
 
 
 def _captor() -> None:

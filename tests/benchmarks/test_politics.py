@@ -32,9 +32,17 @@ RULES = Rules()
 @pytest.mark.parametrize("act", WORKERS.values(), ids=WORKERS)
 @pytest.mark.parametrize("share", [1 / 10, 1 / 4, 1 / 3])
 def test_up_to_a_third_slows_nobody_seals_nothing_alone_and_gains_no_weight(act: Act, share: float) -> None:
+    """But who breaks others' replicas slows them by that."""
     played = contest(grown(RULES, round(share * SLOTS)), act, 200)
-    assert (played.alone, played.exiles, played.slows) == (None, None, 1)
+    slow = act is players.breaks_otherwise and share > 3 / 16  # of the slots in each of two stages
+    assert (played.alone, played.exiles) == (None, None) and (played.slows != 1) == slow
     assert played.most == pytest.approx(share, abs=1e-3)
+
+
+def test_who_breaks_replicas_in_six_rounds_of_eight_has_the_weight_of_two_and_makes_six_late() -> None:
+    played = contest(grown(RULES, SLOTS // 4), players.breaks_otherwise, 512)
+    assert played.part == pytest.approx(0.25 * 2 / 8, abs=0.005) and played.stops == 1
+    assert played.slows == (2 + 6 * players.TIMEOUT / players.ROUND) / 8
 
 
 @pytest.mark.parametrize("act", [players.blocks, players.censors])
@@ -156,9 +164,12 @@ def test_an_empty_seal_takes_no_weight() -> None:
 
 
 def test_a_founder_frees_what_squatters_took_at_birth() -> None:
-    held = players.captor(RULES)
-    assert 0 < held.seals < held.alone
+    """For longer where it seals the empty rounds itself, so that their stage stands still."""
+    held, longer = players.captor(RULES), players.captor(RULES, empties=True)
+    assert 0 < held.seals < held.alone < longer.seals and longer.empties > 7 * longer.seals > held.empties == 0
     assert held.timeouts == 30 * held.alone
+    told = " ".join((ROOT / "docs/threats.md").read_text().split())
+    assert f"it can until their {held.seals}th seal" in told and f"It can until the {longer.seals}th where" in told
 
 
 def test_the_results_are_of_these_rules_and_players() -> None:

@@ -37,6 +37,7 @@ def test_who_takes_all_steps_of_its_first_round_is_not_counted(unwatched: Arena)
 
 def test_a_payload_of_any_length_counts_for_nothing_whoever_proposes(unwatched: Arena) -> None:
     """Nor does a liar without a delay, who starts from the version as it lies there, do honest work only."""
-    found = unwatched.play(LIES["own-multiplier"], rounds=9)
-    assert found.rounds >= 9 and found.blamed == 0
-    assert found.liars_multiplier == 0, "whoever proposed"
+    found = unwatched.play(LIES["own-multiplier"], rounds=12)
+    assert found.rounds >= 12 and found.blamed == 0
+    assert found.liars_counted and found.liars_multiplier == 0, "whoever proposed"
+    assert found.refused["wrong_seal"], "it proposed, and was refused"

@@ -1,5 +1,6 @@
 """What attackers with accounts, gas and a little work could do while votes were counted by accounts, and cannot now."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from ledger_run import STEPS, config
 from story import ACCOUNTS, EVICTION, FOUNDER, MIN, TIMEOUT, Story, names
 
 from dlx.ledger.abi import ZERO_ACCOUNT
-from dlx.ledger.events import Accused, Dismissed, Evicted, Reclaimed
+from dlx.ledger.events import Accused, Dealt, Dismissed, Evicted, Reclaimed
 from dlx.ledger.view import runs
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.weights import ENOUGH, FULL
@@ -184,6 +185,97 @@ def test_a_founder_that_dismisses_everybody_has_their_slots_and_not_their_weight
     assert faded == 53
     told = "its own seals come first after 53 T, and the dismissed can convict its puppets at any time"
     assert told in page("docs/threats.md")
+
+
+@pytest.mark.parametrize(("rounds", "dismissed"), [(51, True), (52, False)])
+def test_captors_that_seal_nothing_are_dismissed_as_long_as_a_founder_can_seal_empty_rounds_alone(
+    rounds: int, dismissed: bool
+):
+    """An open round that nobody seals is no empty one: their stage stands still for nobody."""
+    story = Story.staffed(3, max_replicas=3, horizon=128)
+    story.work(rounds, range(3))
+    view, captor = story.view, ACCOUNTS[0]
+    story.time = view.opened_at + 1000 * TIMEOUT
+    assert not view.may_dismiss(FOUNDER, captor, story.time)
+    assert view.may_seal(0, [], [], story.time, founder=True) == dismissed
+    if dismissed:
+        for _ in range(32):
+            story.seal(0, [], [], wait=5 * TIMEOUT)
+        assert view.may_dismiss(FOUNDER, captor, story.time)
+    assert "after 51 seals not even such a founder can" in page("docs/threats.md")
+
+
+def test_a_captor_that_leaves_just_before_its_dismissal_has_its_weight_and_no_more_of_a_slot():
+    """It is back if it is the quickest, and dismissed again. In another stage it has no weight, nor in its former."""
+    story = Story(stages=2, max_replicas=3, min_replicas=3, horizon=128)
+    view = story.view
+    for index in range(6):
+        story.join(index, index % 3, index // 3)
+    story.open()
+    for _ in range(25):
+        story.seal(1, range(3, 6), range(3, 6))
+        story.seal(0, range(3), range(3))
+    for _ in range(32):
+        story.seal(1, [], range(3, 6), wait=TIMEOUT)
+        story.seal(0, [], range(3), wait=TIMEOUT)
+    (before,) = story.weights(3, stage=1)
+    for _ in range(3):  # as often as it likes
+        story.leave(3)
+        assert not view.may_dismiss(FOUNDER, ACCOUNTS[3], story.time), "nobody is there"
+        story.join(3, 0, 1)
+        assert story.weights(3, stage=1) == [before]
+        assert view.may_dismiss(FOUNDER, ACCOUNTS[3], story.time)
+    story.leave(3)
+    story.join(6, 0, 1)  # a successor that was quicker
+    story.time = view.opened_at + 100 * TIMEOUT
+    assert view.free_slot(1, ACCOUNTS[3], story.time) is None
+    assert not view.may_reclaim(ACCOUNTS[3], ACCOUNTS[6], story.time), "founders outweigh it"
+    assert view.seal_votes(1, names([3]), view.opened_at) > 0, "it signs as before"
+    story.seal(1, [], range(3, 6), wait=100 * TIMEOUT)
+    story.leave(0)
+    story.join(3, 0, 0)
+    assert story.weights(3) == [0], "weight stays where it was earned"
+    assert view.seal_votes(1, names([3]), story.time) == 0, "and is nobody's any more"
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+def test_breakers_that_work_in_two_rounds_of_eight_keep_their_slots_and_have_the_weight_of_their_work(slots: int):
+    """Of eight in a stage so many break their replicas in the other rounds. Their mates in the other stage lose weight,
+    which deals share out. Where those that are left have less than a quorum, a round waits for its timeout."""
+    random.seed(slots)  # deals are drawn by what is sealed
+    story = Story(stages=2, max_replicas=8, min_replicas=8, horizon=16, quorum_numerator=5, quorum_denominator=8)
+    view, breakers, members = story.view, range(slots), (range(8), range(8, 16))
+    for index in range(16):
+        story.join(index, index % 8, index // 8)
+    story.open()
+    late = 0
+    for round in range(96):
+        for replica in range(8):  # as soon as the ledger takes it
+            for stage, other in runs.deal_of(view, replica) if view.may_deal(replica) else ():
+                story.tell(Dealt, stage, replica, other)
+        makers = [_makers(story, stage, members[stage]) for stage in range(2)]
+        works = [replica for replica, index in makers[0].items() if round % 8 < 2 or index not in breakers]
+        waits = MIN
+        for stage in range(2):
+            made = {replica: makers[stage][replica] for replica in works}
+            signers = [index for index in members[stage] if index not in breakers]
+            vouched = view.vacuum(stage, story.time) > 0
+            in_time = max(story.time, view.opened_at + MIN), vouched
+            wait = MIN if view.may_seal(stage, names(made.values()), names(signers), *in_time) else TIMEOUT
+            story.seal(stage, made, signers, founder=FOUNDER if vouched else None, wait=wait)
+            waits = max(waits, wait)
+        late += waits > MIN
+        assert not any(view.is_forfeit(account) for account in names(breakers))
+    assert late == 0 if slots == 2 else 0 < late < 32
+    assert slots / 40 < weight_of(story, breakers) < slots / 32, "about a fifth of that of as many honest ones"
+    assert min(story.weights(*range(8, 16), stage=1)) > FULL / 32, "deals share out what their mates lose"
+    assert "Two of eight make no round late, three 10 to 19 of 96" in page("docs/threats.md")
+
+
+def _makers(story: Story, stage: int, members: range) -> dict[int, int]:
+    """Who makes the record of each replica in the stage's next seal."""
+    pairs = ((replica, index) for replica in range(8) for index in members)
+    return {one: index for one, index in pairs if story.view.admissible(ACCOUNTS[index], stage, one)}
 
 
 def test_successors_are_safe_from_another_founder_once_both_stages_work():

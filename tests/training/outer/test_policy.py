@@ -119,6 +119,21 @@ def test_one_liar_moves_a_step_no_further_than_honest_ones_do_and_shortens_them_
     assert min(found[:-1]) >= 0.49 * UNIT * min(1.0, lower), "of what they would move without it"
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.floats(0.01, 100.0)), min_size=2, max_size=8),
+    st.integers(1, 20),
+    st.floats(0.0, 1e9),
+)
+def test_one_liar_has_the_measure_between_half_of_one_honest_step_near_the_median_and_another(
+    honest: list[tuple[int, float]], steps: int, length: float
+) -> None:
+    """However much honest steps differ: it shifts the median by one of them at most."""
+    stated = [*honest, (steps, length)]
+    found = policy.measure_of_a_step([n for n, _ in stated], [n * each for n, each in stated], 1e12)
+    ordered, middle = sorted(each for _, each in honest), len(honest) // 2
+    assert ordered[middle - 1] / 2 * 0.999 <= found <= ordered[middle] * 1.001
+
+
 @pytest.mark.parametrize("scale", LIAR_SCALES)
 @pytest.mark.parametrize(("honest", "liars"), [(2, 1), (3, 1), (7, 1), (6, 2)])
 @pytest.mark.parametrize("policy", ["clip", "clip+cosine"])

@@ -141,6 +141,18 @@ def test_a_minority_that_comes_too_early_or_too_late_moves_nobody() -> None:
         assert steps_within(STEPS, SPEED, ends[reference(ends)].at) == STEPS
 
 
+@pytest.mark.parametrize(("liars", "quick"), [(0, 4), (1, 3)])
+def test_half_of_eight_take_all_steps_however_slow_the_others_are_a_liar_that_is_done_at_once_among_them(
+    liars: int, quick: int
+) -> None:
+    speeds = {str(one): Speed(fixed=0.0, step=3.0**one) for one in range(8 - liars)}
+    ends = {one: End(speed.seconds(STEPS), 0.0) for one, speed in speeds.items()}
+    ends |= {"liar": End(0.0, 0.0)} if liars else {}
+    chosen = ends[reference(ends)].at
+    taken = [steps_within(STEPS, speed, chosen) for speed in speeds.values()]
+    assert taken == [STEPS] * quick + taken[quick:] and max(taken[quick:]) < STEPS
+
+
 def test_who_has_nobody_to_end_with_takes_all_steps_and_who_comes_back_goes_on() -> None:
     assert Pace("me", 0, 20.0, None).steps(0, STEPS, ("me",), 0.0) == STEPS
     assert Pace("me", 0, 20.0, 17).steps(9, STEPS, ("me", "other"), 0.0) == 17
