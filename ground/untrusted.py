@@ -45,14 +45,15 @@ def _escape(character: str) -> str:
     return "".join(f"\\u{both[at : at + 4]}" for at in range(0, len(both), 4))
 
 
-def decode_json(data: bytes | bytearray | str) -> Any:
-    """The value of JSON of any shape; what has a known shape is decoded by its type instead.
+def decode_json(data: bytes | bytearray | str, type: Any = Any) -> Any:
+    """The value of JSON of any shape, or whose `type` has parts of any shape; what has a known shape is decoded by its
+    type instead.
 
     Raises msgspec.DecodeError, UnicodeDecodeError, and RecursionError for what is nested too deeply,
     whatever the process's recursion limit."""
     if sys.getrecursionlimit() > DEEPEST:
         _check_depth(data.encode() if isinstance(data, str) else data)
-    return msgspec.json.decode(data)
+    return msgspec.json.decode(data, type=type)
 
 
 def _check_depth(data: bytes | bytearray) -> None:

@@ -22,6 +22,7 @@ MOST = 1 << 30  # bytes of a file
 
 _UNKNOWN = -32601
 _LOGS = "eth_getLogs"
+_NO_ANSWER = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError, ValueError, LookupError)
 
 
 class Recording:
@@ -67,21 +68,37 @@ def write(path: Path, kept: dict[bytes, dict[str, Any]]) -> None:
     durable.write_chunks(path, (msgspec.json.encode(one) + b"\n" for one in kept.values()))
 
 
+class _Error(msgspec.Struct):
+    code: int
+    message: str
+
+
+class _Line(msgspec.Struct):
+    """Of the file. Results stay bytes until they are asked for: they are most of it."""
+
+    method: str
+    params: list[Any]
+    result: msgspec.Raw = msgspec.Raw()
+    error: _Error | None = None
+
+
 class Recorded:
     """The transport that answers from such a file. Requests that were not made then are refused. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError, and LedgerError for a file that is none."""
         self._path = path
-        self._answers: dict[bytes, Any] = {}
+        self._answers: dict[bytes, bytes | RpcError] = {}
         self._logs: dict[bytes, dict[tuple[int, int], Any]] = {}  # by filter: by block and index
+        if not path.is_file():  # a pipe would be waited for
+            raise LedgerError(f"{path} is no file")
         if path.stat().st_size > MOST:
             raise LedgerError(f"{path} has more than {MOST:,} bytes")
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 try:
-                    self._take(decode_json(line))
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError, ValueError, LookupError):
+                    self._take(decode_json(line, _Line))
+                except _NO_ANSWER:
                     raise LedgerError(f"{path}: line {number} is no answer of a chain node") from None
 
     def ask(self, requests: Sequence[Request], timeout: float) -> list[Any]:
@@ -99,25 +116,31 @@ class Recorded:
         """Refused, see `tells`."""
         raise RpcError(_UNKNOWN, "no block follows in a file of answers")
 
-    def _take(self, line: dict[str, Any]) -> None:
-        method, params = line["method"], line["params"]
-        if method == _LOGS and "blockHash" not in params[0]:
-            pool = self._logs.setdefault(_key(method, _filter(params)), {})
-            for log in line["result"]:
+    def _take(self, line: _Line) -> None:
+        key = _key(line.method, line.params)
+        if line.error is not None:
+            self._answers[key] = RpcError(line.error.code, printable(line.error.message, 500))
+        elif not bytes(line.result):
+            raise ValueError("neither a result nor an error")
+        elif line.method == _LOGS and "blockHash" not in line.params[0]:
+            pool = self._logs.setdefault(_key(_LOGS, _filter(line.params)), {})
+            for log in decode_json(bytes(line.result)):
                 pool[quantity(log["blockNumber"]), quantity(log["logIndex"])] = log
-        elif "result" in line:
-            self._answers[_key(method, params)] = line["result"]
         else:
-            error = line["error"]
-            self._answers[_key(method, params)] = RpcError(int(error["code"]), printable(str(error["message"]), 500))
+            self._answers[key] = bytes(line.result)
 
     def _answer(self, method: str, params: Sequence[Any]) -> Any:
         if method == _LOGS and "blockHash" not in params[0]:
-            if (pool := self._logs.get(_key(method, _filter(params)))) is not None:
+            if (pool := self._logs.get(_key(_LOGS, _filter(params)))) is not None:
                 first, last = quantity(params[0]["fromBlock"]), quantity(params[0]["toBlock"])
                 return [pool[place] for place in sorted(pool) if first <= place[0] <= last]
-        elif (found := self._answers.get(_key(method, params), self)) is not self:
+        elif isinstance(found := self._answers.get(_key(method, params)), RpcError):
             return found
+        elif found is not None:
+            try:
+                return decode_json(found)
+            except _NO_ANSWER:
+                return RpcError(_UNKNOWN, f"{self._path.name} has no JSON for this {printable(method, 50)}")
         return RpcError(_UNKNOWN, f"{self._path.name} has no answer to this {printable(method, 50)}")
 
 

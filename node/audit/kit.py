@@ -61,8 +61,7 @@ class Kit:
     def __init__(self, folder: Path) -> None:
         """Raises UsageFailure for a folder that is no kit."""
         try:
-            with (folder / _LABEL).open("rb") as file:
-                self._label = msgspec.json.decode(file.read(_MOST_LABEL), type=_Label)
+            self._label = msgspec.json.decode(_read(folder / _LABEL, _MOST_LABEL), type=_Label)
             self.head = parse_pin(self._label.head)
         except OSError as error:
             raise UsageFailure(f"{folder} is no audit kit: {_LABEL}: {error.strerror}") from None
@@ -182,12 +181,19 @@ def _pairs(verdicts: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 def _verdicts(path: Path) -> list[tuple[bytes, bytes]]:
     """Raises OSError, Failure."""
-    with path.open("rb") as file:
-        data = file.read(_MOST_VERDICTS + 1)
     try:
-        if len(data) > _MOST_VERDICTS:
-            raise ValueError("too large")
-        pairs = msgspec.json.decode(data, type=list[tuple[_Hex, _Hex]])
+        pairs = msgspec.json.decode(_read(path, _MOST_VERDICTS), type=list[tuple[_Hex, _Hex]])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise Failure(f"{path}: {printable(str(error), 200)}") from None
     return [(bytes.fromhex(report[2:]), bytes.fromhex(signature[2:])) for report, signature in pairs]
+
+
+def _read(path: Path, most: int) -> bytes:
+    """Raises OSError, ValueError."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ValueError("is no file")
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"has more than {most:,} bytes")
+    return data

@@ -4,6 +4,7 @@ altered."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 from collections.abc import Callable
@@ -199,3 +200,13 @@ def test_the_command_makes_a_kit(honest_history: History, tmp_path: Path) -> Non
     assert made["verdict"]["outer_steps"] == "PASS" and made["size"] > 100_000
     assert str(Kit(tmp_path / "kit").head) == made["head"]
     assert "already exists" in dlx("audit-kit", *where, "--out", tmp_path / "kit", code=2).stderr
+
+
+def test_what_is_no_file_is_not_waited_for(kit: Path) -> None:
+    for name, error in (("chain.jsonl", LedgerError), ("verdicts.json", Failure), ("kit.json", UsageFailure)):
+        (kit / name).unlink()
+        os.mkfifo(kit / name)
+        with pytest.raises(error, match="is no file"):
+            Kit(kit).audit()
+        (kit / name).unlink()
+        shutil.copyfile(EXAMPLE / name, kit / name)
