@@ -24,11 +24,12 @@ def test_readme_says_for_how_long_money_waits() -> None:
 
 
 def test_readme_says_what_a_member_pays() -> None:
-    said = {2: "about 40,000 with 2 replicas", 8: "16,000 with 8"}
+    said = {2: "about 40,000 with 2 replicas", 8: "16,000 to 17,000 with 8"}
     for replicas, words in said.items():
         assert words in README
         part = int(words.removeprefix("about ").split()[0].replace(",", ""))
         assert part == pytest.approx(GAS[f"seal {replicas}"] / replicas, rel=0.03)
+    assert 16_500 < GAS["seal 8, a quarter signs its record only"] / 8 < 17_000
     assert f"up to {most_gas('register') + most_gas('joinRun'):,} units of gas" in README
     assert f"at most {Settings().daily_budget} ETH in 24 hours" in README
     assert Settings().data_cache == 64 * 10**9 and "64 GB of training data come on top (`data_cache`)" in README

@@ -202,7 +202,23 @@ def test_captors_that_seal_nothing_are_dismissed_as_long_as_a_founder_can_seal_e
         for _ in range(32):
             story.seal(0, [], [], wait=5 * TIMEOUT)
         assert view.may_dismiss(FOUNDER, captor, story.time)
-    assert "after 51 seals not even such a founder can" in page("docs/threats.md")
+    assert "After 51 seals not even such a founder can" in page("docs/threats.md")
+
+
+@pytest.mark.parametrize(("silent", "after"), [(6, 5), (7, None)])
+def test_more_than_two_thirds_stop_a_stage_by_signing_nothing(silent: int, after: int | None):
+    """They hold their slots. With less the others seal late, with or without a founder."""
+    story = Story.staffed(10, max_replicas=10, horizon=128)
+    story.work(400, range(10))
+    view, others = story.view, names(range(silent, 10))
+
+    def first(founder: bool) -> int | None:
+        late = (view.opened_at + n * TIMEOUT for n in range(1001))
+        return next((n for n, at in enumerate(late) if view.may_seal(0, [], others, at, founder=founder)), None)
+
+    assert first(founder=True) == first(founder=False) == after
+    told = "So who holds more than two thirds stops the stage, and with it the run, for as long as it likes"
+    assert told in page("docs/threats.md")
 
 
 def test_a_captor_that_leaves_just_before_its_dismissal_has_its_weight_and_no_more_of_a_slot():
