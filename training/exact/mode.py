@@ -36,14 +36,14 @@ class Exact(TorchDispatchMode):
     ) -> Any:
         named, schema = dict(kwargs or {}), func._schema
         space, _, name = schema.name.partition("::")
-        if space != "aten" or name in _PASSED:
+        made = name.rstrip("_")  # of which `name` may be the form that changes a tensor in place
+        if space != "aten" or name in _PASSED or made in _PASSED:
             return func(*args, **named)
         if not _floating((args, named)):
-            made = func(*args, **named)
-            if _floating(made) and not (name == "arange" and all(isinstance(one, int) for one in args)):
+            found = func(*args, **named)
+            if _floating(found) and not (name == "arange" and all(isinstance(one, int) for one in args)):
                 raise NotExact(f"{name} makes values that are not computed exactly")
-            return made
-        made = name.rstrip("_")
+            return found
         handler = _COMPUTED.get(name) or _COMPUTED.get(made)
         if handler is None:
             raise NotExact(f"{name} is not computed exactly")
@@ -64,14 +64,14 @@ def _floating(given: Any) -> bool:
 # Values are moved, compared, or rounded once.
 _PASSED = frozenset({
     "_local_scalar_dense", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "amin", "any", "all",
-    "as_strided", "bitwise_and", "bitwise_not", "cat", "ceil", "clamp", "clamp_", "clamp_min", "clamp_max",
+    "as_strided", "bitwise_and", "bitwise_not", "cat", "ceil", "clamp", "clamp_min", "clamp_max",
     "clone", "constant_pad_nd", "copy_", "detach", "diagonal", "embedding", "empty", "empty_like",
     "eq", "expand", "eye", "fill_", "flip", "floor", "full", "full_like", "gather", "ge", "gt", "index",
     "index_select", "is_nonzero", "isfinite", "isinf", "isnan", "item", "le", "lift_fresh", "logical_and",
-    "logical_not", "logical_or", "lt", "masked_fill", "masked_fill_", "maximum", "minimum", "mul",
-    "mul_", "narrow", "ne", "neg", "neg_", "new_empty", "new_ones", "new_zeros", "ones", "ones_like", "permute",
+    "logical_not", "logical_or", "lt", "masked_fill", "maximum", "minimum", "mul",
+    "narrow", "ne", "neg", "new_empty", "new_ones", "new_zeros", "ones", "ones_like", "permute",
     "relu", "repeat", "reshape", "resize_", "round", "scalar_tensor", "select", "select_backward", "set_", "sign",
-    "slice", "slice_backward", "slice_scatter", "split", "split_with_sizes", "sqrt", "sqrt_", "squeeze", "stack", "t",
+    "slice", "slice_backward", "slice_scatter", "split", "split_with_sizes", "sqrt", "squeeze", "stack", "t",
     "threshold_backward", "transpose", "tril", "triu", "unbind", "unflatten", "unsqueeze", "view", "where",
     "zero_", "zeros", "zeros_like",
 })  # fmt: skip

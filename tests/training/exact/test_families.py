@@ -8,11 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from dlx.training.recipe.manifest import Manifest, canonical_bytes
 from dlx.training.recipe.recipe import Inner, Model
 from tests.patience import patient
 from tests.training.exact.families import stepped
+from tests.training.models.test_adapters import BOTH, adapter_run
 from tests.training.recipe.test_families import CASES, full
+
+__all__ = ["adapter_run"]
 
 OTHER_MACHINE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_WAIT_POLICY": "PASSIVE"}
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
@@ -26,13 +31,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def test_every_family_is_trained_to_the_same_bits_everywhere(
-    tiny_run: Callable[..., Manifest], blobs: Path, tmp_path: Path
+    tiny_run: Callable[..., Manifest], adapter_run: Callable[..., Manifest], blobs: Path, tmp_path: Path
 ) -> None:
     cases = {case: (case, {}, {}) for case in CASES} | VARIANTS
     runs = {
         name: tiny_run([(0, 3)], model=Model(full(CASES[case][0] | keys)), arithmetic="exact", **changes)
         for name, (case, keys, changes) in cases.items()
     }
+    runs["an adapter"] = replace(adapter_run("qwen2", [(0, 3)], BOTH), arithmetic="exact")
     here = {name: stepped(manifest, blobs) for name, manifest in runs.items()}
     given = tmp_path / "given"
     texts = {name: canonical_bytes(manifest).decode() for name, manifest in runs.items()}

@@ -13,7 +13,7 @@ import pytest
 from dlx.training.data.shards import Dataset
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.recipe.recipe import Inner, Plan
+from dlx.training.recipe.recipe import Inner, Outer, Plan
 from tests.patience import patient
 from tests.training.slot.test_replay import Replica
 
@@ -70,6 +70,16 @@ def test_a_segment_is_repeated_bit_for_bit_on_another_kind_of_machine(
     run = trained(split, inner=inner)
     run.round()
     check_elsewhere(run, 0, tmp_path)
+
+
+def test_so_is_one_of_a_run_with_int8_pipes_whose_rounds_start_ahead(
+    trained: Callable[..., Replica], tmp_path: Path
+) -> None:
+    outer = Outer(lr=0.8, delay=1, alpha=0.8, ahead=0.5)
+    run = trained(PIPE, pipe="int8", outer=outer, plan=Plan(inner_steps=3))
+    for _ in range(3):
+        run.round()
+    check_elsewhere(run, 2, tmp_path)
 
 
 class _Nudged(InnerLoop):
