@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from dlx.training.data.shards import Dataset
+from dlx.training.exact import mode
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner, Outer, Plan
+from dlx.training.slot.replay import NotCheckable
 from tests.patience import patient
 from tests.training.slot.test_replay import Replica
 
@@ -129,3 +131,14 @@ def test_rounding_hides_the_same_where_the_arithmetic_is_the_device_s(
     run.round({1: _Nudged})
     public = run.hand_over(0, 0, tmp_path / "public")
     assert all(run.check(run.drawn(stage, 0, 0), public).honest for stage in (0, 1))
+
+
+def test_what_this_machine_cannot_compute_exactly_blames_nobody(
+    trained: Callable[..., Replica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(WHOLE, plan=Plan(inner_steps=2))
+    run.round()
+    public = run.hand_over(0, 0, tmp_path / "public")
+    monkeypatch.delitem(mode._COMPUTED, "silu_backward")  # as another torch may name it otherwise
+    with pytest.raises(NotCheckable, match="on this machine silu_backward is not computed exactly"):
+        run.check(run.drawn(0, 0, 0), public)
