@@ -212,10 +212,11 @@ def test_honest_work_passes_exactly_in_every_stage_from_what_was_handed_over_alo
     assert run.trained[3][0].segments == -(-run.manifest.plan.inner_steps // length)
 
 
+@pytest.mark.parametrize("arithmetic", ["device", "exact"])
 def test_work_on_rows_of_conversations_passes_exactly_in_every_stage(
-    row_dataset: Dataset, tiny_run: RunMaker, blobs: Path, together: Together, tmp_path: Path
+    arithmetic: Any, row_dataset: Dataset, tiny_run: RunMaker, blobs: Path, together: Together, tmp_path: Path
 ) -> None:
-    manifest = tiny_run(SPLIT, rounds=8, data=ROWS, inner=ADAMW, plan=Plan(inner_steps=4))
+    manifest = tiny_run(SPLIT, rounds=8, data=ROWS, inner=ADAMW, plan=Plan(inner_steps=4), arithmetic=arithmetic)
     run = Replica(manifest, row_dataset, blobs, tmp_path / "replica", together)
     run.round()
     public = run.hand_over(0, 0, tmp_path / "public")
