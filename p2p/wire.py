@@ -10,7 +10,7 @@ from msgspec import Meta
 
 GOSSIP_LIMIT = 16 * 1024
 REPLY_LIMIT = 16 * 1024  # bytes of an answer about a blob, without the blob's
-VERSIONS = (13, 13)  # of this protocol, the oldest and the newest that this node speaks
+VERSIONS = (14, 14)  # of this protocol, the oldest and the newest that this node speaks
 FEATURES: tuple[str, ...] = ()  # what a version may leave out, by name; none yet
 
 Bytes8 = Annotated[bytes, Meta(min_length=8, max_length=8)]

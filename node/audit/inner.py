@@ -104,7 +104,9 @@ class Replayer:
     def _check(self, inner: InnerInputs, drawn: Drawn) -> Replayed:
         from dlx.node.trainer.checking import carry_out  # torch
 
-        work = replace(inner.work(drawn, self._get, self._blobs.work, self._placement), key=self._key)
+        work = inner.work(drawn, self._get, self._blobs.work, self._placement)
+        if not self._manifest.is_exact:  # else nothing honest deviates
+            work = replace(work, key=self._key)
         limit = inner.largest_file(drawn.stage)
         for name in work.sent():
             try:
@@ -134,6 +136,8 @@ class Replayer:
 
     def _direction(self, drawn: Drawn, outcome: Outcome) -> tuple[str, ...]:
         """With this one, unless it is false by itself."""
+        if self._manifest.is_exact:
+            return ()
         directions = self.directions[drawn.account, drawn.stage]
         if not outcome.reasons:
             directions.add(outcome.sketches)
@@ -174,6 +178,7 @@ def audit_inner(
     except (BlobMissing, ManifestError, shards.DataError) as error:
         report.add(LEVEL, "training", "SKIP", f"nothing can be replayed without manifest and list of the data: {error}")
         return
+    training.exact = manifest.is_exact
     rounds = drawable(view, manifest.audit.window) if choice.rounds is None else choice.rounds
     found = _drawn(report, view, manifest, block_hash, rounds, asked=choice.rounds is not None)
     chosen = _chosen(found, choice)

@@ -36,7 +36,8 @@ class Check:
 class Training:
     """Level 3 in numbers of segments, each of all stages: the `replica_rounds` that seals count have `segments`, of
     which `drawn` were to be looked at. Those that were chosen are `honest`, `false`, `withheld` or
-    `unknown`, each as the worst of its stages, and the first two of these `replayed`."""
+    `unknown`, each as the worst of its stages, and the first two of these `replayed`. In an `exact` run the honest
+    ones gave the same bits."""
 
     replica_rounds: int = 0
     segments: int = 0
@@ -47,6 +48,7 @@ class Training:
     withheld: int = 0  # drawn, and not served in time
     unknown: int = 0  # nothing can be said of it, and nobody is to blame
     chosen: int | None = None  # of those drawn, to be looked at; None: level 3 was not asked for
+    exact: bool = False
     required: int = 0  # segments to be found honest, and nothing else among what was drawn; 0: nothing is required
 
     @property
@@ -64,14 +66,15 @@ class Training:
     def _found(self) -> str:
         if not self.segments:
             return "nothing replayed"
-        done = f"{self.replayed} of {self.segments} segments replayed"
+        done = f"{self.replayed} of {self.segments} segments {'repeated' if self.exact else 'replayed'}"
         if not self.drawn:
             return f"{done}, none drawn"
         if not self.chosen:
             return f"{done}, none chosen"
-        words = ("honest", "false", "withheld", "unknown")
-        found = {word: count for word in words if (count := getattr(self, word))}
-        said = ["all honest"] if list(found) == ["honest"] else [f"{count} {word}" for word, count in found.items()]
+        honest = "bit for bit" if self.exact else "honest"
+        counts = {honest: self.honest, "false": self.false, "withheld": self.withheld, "unknown": self.unknown}
+        found = {word: count for word, count in counts.items() if count}
+        said = [f"all {honest}"] if list(found) == [honest] else [f"{count} {word}" for word, count in found.items()]
         unseen = self.segments - self.replayed
         return ", ".join([done, *said]) + (f"; {unseen} segments not looked at" if unseen else "")
 

@@ -73,6 +73,7 @@ def draft_text(given: Answers) -> str:
         f"stages = [{stages}]  # layers [from, to) of each pipeline stage: a replica takes one machine for each",
         f"min_replicas = {given.min_replicas}  # complete replicas at which the first round opens",
         f"max_replicas = {given.max_replicas}  # slots beyond these are refused; more make a seal dearer",
+        '# arithmetic = "exact"  # the same bits on every machine, and audits without a tolerance; on CPUs, and slower',
         "",
     ]
     if isinstance(given.model, Path):

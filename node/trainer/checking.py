@@ -11,12 +11,14 @@ from dlx.ledger.typed import PRIVATE_DATA, Contribution, TypedError
 from dlx.node.trainer.checks import Outcome, Work
 from dlx.node.trainer.job import serve
 from dlx.training.data.shards import DataError, Dataset
-from dlx.training.models.placement import Placement, PlacementError, hardware, settle, take
+from dlx.training.models.placement import Placement, PlacementError, hardware, of_run, settle, take
 from dlx.training.models.weights import WeightsError
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
 from dlx.training.recipe.recipe import reads_data
 from dlx.training.slot import replay, trace
 from dlx.training.slot.directions import Projection
+
+_DISTANCES = ("weights", "optimiser", "activations", "gradients")
 
 
 def main(descriptor: int) -> None:
@@ -28,12 +30,13 @@ def carry_out(work: Work) -> Outcome:
     """Check a contribution, on the CPU where the device has no room for it beside what is trained."""
     began = time.monotonic()
     try:
-        placement = settle(work.placement)
+        manifest = parse(read_blob(Path(work.blobs) / work.manifest.hex(), MAX_BYTES))
+        placement = settle(of_run(manifest, work.placement))
         take(placement)
         try:
-            outcome = _checked(work, placement)
+            outcome = _checked(work, manifest, placement)
         except torch.OutOfMemoryError:
-            outcome = _checked(work, msgspec.structs.replace(placement, device="cpu"))
+            outcome = _checked(work, manifest, msgspec.structs.replace(placement, device="cpu"))
     except replay.Missing as error:
         outcome = Outcome(missing=error.blobs)
     except trace.TraceError as error:
@@ -45,9 +48,8 @@ def carry_out(work: Work) -> Outcome:
     return msgspec.structs.replace(outcome, seconds=time.monotonic() - began)
 
 
-def _checked(work: Work, placement: Placement) -> Outcome:
+def _checked(work: Work, manifest: Manifest, placement: Placement) -> Outcome:
     blobs, statement = Path(work.blobs), Contribution.decode(work.statement)
-    manifest = parse(read_blob(blobs / work.manifest.hex(), MAX_BYTES))
     drawn = replay.Drawn(
         stage=work.stage,
         segment=work.segment,
@@ -61,13 +63,14 @@ def _checked(work: Work, placement: Placement) -> Outcome:
     )
     dataset, projection = _dataset(manifest, statement, blobs), Projection(work.key) if work.key else None
     found = replay.check_contribution(manifest, drawn, dataset, [blobs], placement, projection)
+    unmeasured = _DISTANCES if manifest.is_exact else found.uncompared
     return Outcome(
         done=True,
         reasons=found.reasons,
-        weights=found.weights,
-        optimiser=found.optimiser,
-        activations=None if "activations" in found.uncompared else found.activations,
-        gradients=None if "gradients" in found.uncompared else found.gradients,
+        weights=None if "weights" in unmeasured else found.weights,
+        optimiser=None if "optimiser" in unmeasured else found.optimiser,
+        activations=None if "activations" in unmeasured else found.activations,
+        gradients=None if "gradients" in unmeasured else found.gradients,
         loss_stated=found.loss_stated,
         loss_replayed=found.loss_replayed,
         sketches={str(part): one.sketch for part, one in found.deviations.items() if one.sketch},

@@ -64,13 +64,13 @@ class Work(Struct, frozen=True, kw_only=True):
 
 class Outcome(Struct, frozen=True, kw_only=True):
     """What a check came to: `reasons` (why it is false; empty: honest) where `done`; else what is missing, or why
-    nothing can be said here. Distances and losses as in training.slot.replay.Checked."""
+    nothing can be said here. Distances (None: not compared by one) and losses as in training.slot.replay.Checked."""
 
     done: bool = False
     reasons: tuple[str, ...] = ()
-    weights: float = 0.0
-    optimiser: float = 0.0
-    activations: float | None = None  # None: not compared
+    weights: float | None = None
+    optimiser: float | None = None
+    activations: float | None = None
     gradients: float | None = None
     loss_stated: float = 0.0
     loss_replayed: float = 0.0

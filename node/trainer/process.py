@@ -27,6 +27,7 @@ from dlx.p2p.streams import Data, drop
 from dlx.training import selftest
 from dlx.training.codecs import CodecError, codec, payload_sizes
 from dlx.training.data.shards import DataError, Dataset
+from dlx.training.exact.mode import NotExact
 from dlx.training.inner.loop import InnerLoop, TrainingError
 from dlx.training.inner.pipeline import PipeBroken
 from dlx.training.inner.ranks.group import Group, RankLost
@@ -36,6 +37,7 @@ from dlx.training.models.placement import (
     PlacementError,
     arithmetic_threads,
     lacking,
+    of_run,
     settle,
     take,
     unused_gpu,
@@ -174,12 +176,12 @@ class Server:
                 raise  # a fault of ours, which deserves its traceback
 
     def _open(self, message: m.Open) -> None:
-        placement = settle(message.placement)
+        blobs = Path(message.blobs)
+        manifest = parse(read_blob(blobs / message.manifest.hex(), MAX_BYTES))
+        placement = settle(of_run(manifest, message.placement))
         take(placement)
         selftest.run()
-        blobs = Path(message.blobs)
         durable.drop_drafts(blobs)  # a process before this one may have been killed while it wrote
-        manifest = parse(read_blob(blobs / message.manifest.hex(), MAX_BYTES))
         self._manifest, self._blobs, self._stage = manifest, blobs, message.stage
         self._shapes = stage_shapes(manifest, message.stage)
         self._threads = arithmetic_threads(placement)
@@ -188,6 +190,8 @@ class Server:
         notes = [note] if note else []
         if message.placement.device == "auto" and placement.device == "cpu" and (why := unused_gpu()):
             notes.append(f"trains on the CPU: {why}")
+        if manifest.is_exact and settle(message.placement).device != placement.device:
+            notes.append("trains on the CPU: there exact arithmetic is computed")
         if message.directory is None:
             self.send(m.Opened(None, _max_payload_sizes(manifest), placement, tuple(notes)))
             self._answer_requests()
@@ -202,8 +206,7 @@ class Server:
         else:
             slot = RankedSlot(manifest, loop := RankedLoop(self._meet(), *slot_of), *kept)
         if message.placement.compile and not placement.compile:
-            why = "ranks share the stage" if placement.is_shared else f"this machine has no {lacking(placement.device)}"
-            notes.append(f"the layers are not compiled: {why}")
+            notes.append(f"the layers are not compiled: {_uncompiled(manifest, placement)}")
         self.send(m.Opened(slot.last, _max_payload_sizes(manifest), placement, tuple(notes)))
         threading.Thread(target=self._guard, args=(self._answer_requests,), daemon=True).start()
         self._guard(self._train_rounds, slot, loop.idle)
@@ -299,6 +302,13 @@ class Server:
         return m.Answer(request.request, start=start_hash(self._manifest, self._stage, base, payload, request.plan))
 
 
+def _uncompiled(manifest: Manifest, placement: Placement) -> str:
+    """Why."""
+    if manifest.is_exact:
+        return "the run's arithmetic is exact"
+    return "ranks share the stage" if placement.is_shared else f"this machine has no {lacking(placement.device)}"
+
+
 def trouble_of(error: Exception) -> m.Trouble:
     """What an error of the training code says about what was asked."""
     match error:
@@ -306,7 +316,7 @@ def trouble_of(error: Exception) -> m.Trouble:
             return m.Trouble(m.Kind.BLOBS, str(error), (error.blob,))
         case BlobError() | CodecError() | DataError() | ManifestError() | OuterError() | WeightsError():
             return m.Trouble(m.Kind.WRONG, str(error))
-        case PlacementError() | selftest.SelfTestError() | SlotError() | TrainingError():
+        case NotExact() | PlacementError() | selftest.SelfTestError() | SlotError() | TrainingError():
             return m.Trouble(m.Kind.WRONG, str(error))
         case RankLost():
             return m.Trouble(m.Kind.LOCAL, str(error))

@@ -40,6 +40,7 @@ stages = {ranges}
 min_replicas = {replicas}
 max_replicas = {room}
 confirmations = {confirmations}
+arithmetic = "{arithmetic}"
 
 [model.config]
 model_type = "llama"
@@ -124,9 +125,10 @@ def create(
     more: str = "",
     stages: int = STAGES,
     ahead: float = 0.0,
+    arithmetic: str = "device",
 ) -> ToughDevnet:
     """A devnet with its chain running and its nodes not yet started; `more` ends the draft."""
-    text = draft(rounds, steps, timing, replicas, stages, ahead=ahead) + more
+    text = draft(rounds, steps, timing, replicas, stages, ahead=ahead, arithmetic=arithmetic) + more
     return ToughDevnet.create(root, rounds, replicas, stages, lambda line: None, text, BLOCK_TIME)
 
 
@@ -140,6 +142,7 @@ def draft(
     ahead: float = 0.0,
     delay: int = 1,
     room: int = 4,
+    arithmetic: str = "device",
 ) -> str:
     """Of a manifest: a model of two layers in one stage or two."""
     source, ranges = (
@@ -148,7 +151,7 @@ def draft(
     )
     return _DRAFT.format(
         rounds=rounds, steps=steps, replicas=replicas, ranges=ranges, confirmations=confirmations, source=source,
-        room=room, ahead=ahead, delay=delay, alpha=0.8 * delay, **timing.__dict__,
+        room=room, ahead=ahead, delay=delay, arithmetic=arithmetic, alpha=0.8 * delay, **timing.__dict__,
     )  # fmt: skip
 
 

@@ -1,6 +1,9 @@
 """Level 3 in real processes: what is drawn is replayed by members and outsiders, and who lies loses its slot."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +11,11 @@ import pytest
 
 from dlx.ledger.events import Convicted
 from dlx.node.devnet.devnet import Devnet
+from dlx.node.devnet.server import PROGRAM
 from dlx.node.home.keys import identity
 from tests.e2e.devnets import STAGES, Timing, ToughDevnet, Watched, create
 from tests.node.command import dlx
+from tests.patience import patient
 
 pytestmark = pytest.mark.slow
 
@@ -25,11 +30,11 @@ def checking(
     stages: int = STAGES,
     ahead: float = 0.0,
     evaluation: str = "",
+    arithmetic: str = "device",
 ) -> ToughDevnet:
     """Everything is drawn, and the members may take as long for checking as for training."""
-    devnet = create(
-        root, rounds, 5, timing, replicas, f"\n[audit]\nshare = 1\nwindow = 200\n{evaluation}", stages, ahead
-    )
+    more = f"\n[audit]\nshare = 1\nwindow = 200\n{evaluation}"
+    devnet = create(root, rounds, 5, timing, replicas, more, stages, ahead, arithmetic)
     for name in devnet.names:
         config = devnet.folder(name).config
         config.write_text(config.read_text().replace("# audit_share = 0.1", "audit_share = 1.0"))
@@ -89,6 +94,42 @@ def test_everything_drawn_is_found_honest_by_members_and_from_outside(tmp_path: 
         assert (alone["replayed"], alone["honest"]) == (1, 1)
         nothing = audit(devnet, "--rounds", 7, *where, code=4)
         assert nothing["verdict"]["training"] == "0 of 4 segments replayed, none drawn"
+    finally:
+        devnet.stop()
+
+
+def test_an_exact_run_is_repeated_bit_for_bit_by_members_and_by_another_kind_of_machine(tmp_path: Path) -> None:
+    devnet = checking(tmp_path / "devnet", rounds=2, replicas=2, arithmetic="exact")
+    try:
+        devnet.start()
+        watched = Watched(devnet)
+
+        def checked() -> bool:
+            found = [status.checks for status in watched.everybody().values()]
+            assert not any(one.false or one.withheld for one in found if one is not None)
+            return all(one is not None and (one.drawn, one.honest) == (8, 8) for one in found)
+
+        watched.until("every node to know an honest verdict on each of 8 contributions", checked)
+        where = ["--rpc-url", *devnet.settings.rpc_url, "--ledger", devnet.settings.ledger]
+        command = [
+            sys.executable,
+            "-m",
+            *PROGRAM,
+            "audit",
+            devnet.shape.run,
+            "--datadir",
+            str(devnet.root),
+            *where,
+            "--level",
+            "3",
+            "--json",
+        ]
+        other_machine = os.environ | {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
+        said = subprocess.run(command, env=other_machine, stdout=subprocess.PIPE, timeout=patient(120), check=True)
+        report = json.loads(said.stdout)
+        assert report["verdict"]["training"] == "4 of 4 segments repeated, all bit for bit", report
+        checks = {row["check"] for row in report["table"] if row["level"] == 3}
+        assert "training" in checks and "direction" not in checks, "nothing honest deviates"
     finally:
         devnet.stop()
 

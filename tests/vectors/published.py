@@ -630,7 +630,7 @@ def _exact() -> dict[str, Any]:
         "powers": [[base, count, functions.power(base, count).hex()] for base in bases for count in counts],
     }
     arguments = np.concatenate([numbers.uniform(-30, 30, 12), [0.0, -0.0, 1.0, 0.5]])
-    for name in ("exp", "log", "sin", "cos", "sigmoid", "tanh"):
+    for name in ("exp", "log", "sin", "cos", "sigmoid", "tanh", "erf"):
         given = np.abs(arguments) + 1e-9 if name == "log" else arguments
         values = getattr(functions, name)(torch.from_numpy(given)).numpy()
         found[name] = {"of": given.astype("<f8").tobytes().hex(), "is": values.astype("<f8").tobytes().hex()}

@@ -167,7 +167,7 @@ def test_a_second_implementation_computes_exactly_the_same() -> None:
     assert exact.scattered(left, rows, 4).tobytes().hex() == known["scattered"]["data"]
     for base, count, value in known["powers"]:
         assert exact.power(base, count).hex() == value
-    for name in ("exp", "log", "sin", "cos", "sigmoid", "tanh"):
+    for name in ("exp", "log", "sin", "cos", "sigmoid", "tanh", "erf"):
         of, values = (struct.iter_unpack("<d", bytes.fromhex(known[name][key])) for key in ("of", "is"))
         assert [getattr(exact, name)(one) for (one,) in of] == [one for (one,) in values], name
 

@@ -10,6 +10,7 @@ from dlx.training.recipe.recipe import Precision
 TERA, GB = 1e12, 1e9
 UTILISATION = 0.4  # of a GPU, in large dense models: what is usually reported lies between 0.3 and 0.5
 CORE, CORE_UTILISATION = 0.1 * TERA, 0.6  # of a CPU with AVX-512, in either precision
+EXACT = 5.0  # times as long as float32 takes a CPU for an exact step: benchmarks/exact.py
 
 
 class Device(Struct, frozen=True):

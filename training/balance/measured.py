@@ -8,6 +8,7 @@ import torch
 
 from dlx.training.balance.flops import flops, optimiser_flops
 from dlx.training.balance.simulated import shortened
+from dlx.training.inner.arithmetic import arithmetic
 from dlx.training.inner.optimisers import Optimisers
 from dlx.training.models.placement import Placement
 from dlx.training.models.stages import StageModel
@@ -28,7 +29,8 @@ def measured(recipe: Recipe, placement: Placement) -> Measured:
     torch.set_num_threads(placement.threads)
     device = placement.device
     recipe, stage = shortened(recipe, 0, 1)
-    model = StageModel(recipe, stage, placement)
+    with arithmetic(recipe):
+        model = StageModel(recipe, stage, placement)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     optimisers = Optimisers(model.trained(), recipe)
@@ -41,9 +43,10 @@ def measured(recipe: Recipe, placement: Placement) -> Measured:
         output.backward(None if model.is_last else torch.ones_like(output))
 
     one_token = flops(recipe).stage(1, first=True, last=model.is_last)
-    trained = samples * length * one_token / _seconds(micro_batch, device)
-    stepped = optimiser_flops(recipe, stage)
-    return Measured(trained, stepped / _seconds(lambda: optimisers.step(1.0), device) if stepped else trained)
+    with arithmetic(recipe):
+        trained = samples * length * one_token / _seconds(micro_batch, device)
+        stepped = optimiser_flops(recipe, stage)
+        return Measured(trained, stepped / _seconds(lambda: optimisers.step(1.0), device) if stepped else trained)
 
 
 def _seconds(work: Callable[[], None], device: str) -> float:

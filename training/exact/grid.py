@@ -50,7 +50,7 @@ def product(left: Tensor, right: Tensor, bits: int) -> Tensor:
         sums = (rows.integers.float() @ columns.integers.float()).double()
     else:
         sums = rows.integers @ columns.integers
-    return (sums * power_of_two(rows.exponents + columns.exponents)).float()
+    return (_unsigned(sums) * power_of_two(rows.exponents + columns.exponents)).float()
 
 
 def total(values: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
@@ -62,7 +62,7 @@ def total(values: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
     lines = values.permute(*others, *dims).flatten(len(others))  # [.., all that is summed]
     found = on_grid(lines, -1, _DOUBLE - _log2(lines.shape[-1]))
     # Sums of integers below 2**53 are exact, in any order.
-    summed = found.integers.sum(-1) * power_of_two(found.exponents).squeeze(-1)
+    summed = _unsigned(found.integers.sum(-1)) * power_of_two(found.exponents).squeeze(-1)
     if keepdim:
         summed = summed.reshape([1 if dim in dims else size for dim, size in enumerate(values.shape)])
     return summed.to(values.dtype)
@@ -75,6 +75,11 @@ def scattered(values: Tensor, rows: Tensor, count: int) -> Tensor:
     sums = torch.zeros(count, values.shape[1], dtype=torch.int64, device=values.device)
     sums.index_add_(0, rows, found.integers.to(torch.int64))
     return (sums.double() * power_of_two(found.exponents)).to(values.dtype)
+
+
+def _unsigned(sums: Tensor) -> Tensor:
+    """The same with every zero positive: which sign one has depends on the order of the sum."""
+    return sums + 0.0
 
 
 def _log2(length: int) -> int:

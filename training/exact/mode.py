@@ -36,14 +36,14 @@ class Exact(TorchDispatchMode):
     ) -> Any:
         named, schema = dict(kwargs or {}), func._schema
         space, _, name = schema.name.partition("::")
-        if space != "aten" or name in _PASSED:
+        made = name.rstrip("_")  # of which `name` may be the form that changes a tensor in place
+        if space != "aten" or name in _PASSED or made in _PASSED:
             return func(*args, **named)
         if not _floating((args, named)):
-            made = func(*args, **named)
-            if _floating(made) and not (name == "arange" and all(isinstance(one, int) for one in args)):
+            found = func(*args, **named)
+            if _floating(found) and not (name == "arange" and all(isinstance(one, int) for one in args)):
                 raise NotExact(f"{name} makes values that are not computed exactly")
-            return made
-        made = name.rstrip("_")
+            return found
         handler = _COMPUTED.get(name) or _COMPUTED.get(made)
         if handler is None:
             raise NotExact(f"{name} is not computed exactly")
@@ -64,14 +64,14 @@ def _floating(given: Any) -> bool:
 # Values are moved, compared, or rounded once.
 _PASSED = frozenset({
     "_local_scalar_dense", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "amin", "any", "all",
-    "as_strided", "bitwise_and", "bitwise_not", "cat", "ceil", "clamp", "clamp_", "clamp_min", "clamp_max",
+    "as_strided", "bitwise_and", "bitwise_not", "cat", "ceil", "clamp", "clamp_min", "clamp_max",
     "clone", "constant_pad_nd", "copy_", "detach", "diagonal", "embedding", "empty", "empty_like",
     "eq", "expand", "eye", "fill_", "flip", "floor", "full", "full_like", "gather", "ge", "gt", "index",
     "index_select", "is_nonzero", "isfinite", "isinf", "isnan", "item", "le", "lift_fresh", "logical_and",
-    "logical_not", "logical_or", "lt", "masked_fill", "masked_fill_", "maximum", "minimum", "mul",
-    "mul_", "narrow", "ne", "neg", "neg_", "new_empty", "new_ones", "new_zeros", "ones", "ones_like", "permute",
+    "logical_not", "logical_or", "lt", "masked_fill", "maximum", "minimum", "mul",
+    "narrow", "ne", "neg", "new_empty", "new_ones", "new_zeros", "ones", "ones_like", "permute",
     "relu", "repeat", "reshape", "resize_", "round", "scalar_tensor", "select", "select_backward", "set_", "sign",
-    "slice", "slice_backward", "slice_scatter", "split", "split_with_sizes", "sqrt", "sqrt_", "squeeze", "stack", "t",
+    "slice", "slice_backward", "slice_scatter", "split", "split_with_sizes", "sqrt", "squeeze", "stack", "t",
     "threshold_backward", "transpose", "tril", "triu", "unbind", "unflatten", "unsqueeze", "view", "where",
     "zero_", "zeros", "zeros_like",
 })  # fmt: skip
@@ -179,6 +179,94 @@ def _silu_backward(bits: int, overload: str, slope: Tensor, values: Tensor) -> T
     return (slope.double() * inner).to(slope.dtype)
 
 
+_PER_SQRT_2PI = float.fromhex("0x1.9884533d43651p-2")  # 1 / sqrt(2 pi)
+_SQRT_HALF = float.fromhex("0x1.6a09e667f3bcdp-1")
+_SQRT_2_PER_PI = float.fromhex("0x1.9884533d43651p-1")
+_OF_CUBE = 0.044715
+
+
+def _gelu(bits: int, overload: str, values: Tensor, approximate: str = "none") -> Tensor:
+    wide = values.double()
+    part, _ = _gelu_part(wide, approximate)
+    return (wide * part).to(values.dtype)
+
+
+def _gelu_backward(bits: int, overload: str, slope: Tensor, values: Tensor, approximate: str = "none") -> Tensor:
+    wide = values.double()
+    part, rise = _gelu_part(wide, approximate)
+    rise = wide * rise
+    return (slope.double() * (part + rise)).to(slope.dtype)
+
+
+def _gelu_part(values: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
+    """By what each of the values (float64) is multiplied, and the slope of that."""
+    square = values * values
+    if approximate == "none":
+        part = 0.5 * (functions.erf(values * _SQRT_HALF) + 1.0)
+        return part, functions.exp(square * -0.5) * _PER_SQRT_2PI
+    inner = square * _OF_CUBE
+    inner = (inner + 1.0) * values
+    bent = functions.tanh(inner * _SQRT_2_PER_PI)
+    rise = square * (3 * _OF_CUBE)
+    rise = (rise + 1.0) * _SQRT_2_PER_PI
+    flat = bent * bent
+    return 0.5 * (bent + 1.0), (0.5 * rise) * (1.0 - flat)
+
+
+def _layer_norm(
+    bits: int,
+    overload: str,
+    values: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide, dims = values.double(), list(range(-len(shape), 0))
+    mean = _mean(bits, overload, wide, dims, True)
+    away = wide - mean
+    variance = _mean(bits, overload, away * away, dims, True)
+    scale = functions.inverse(torch.sqrt(variance + eps))
+    found = (away * scale).to(values.dtype)
+    found = found if weight is None else found * weight
+    found = found if bias is None else found + bias
+    return found, mean.to(values.dtype), scale.to(values.dtype)
+
+
+def _layer_norm_backward(
+    bits: int,
+    overload: str,
+    slope: Tensor,
+    values: Tensor,
+    shape: Sequence[int],
+    mean: Tensor,
+    scale: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    wide, dims = slope.double(), list(range(-len(shape), 0))
+    normed = (values.double() - mean.double()) * scale.double()
+    of_normed = wide if weight is None else wide * weight.double()
+    along = normed * _mean(bits, overload, of_normed * normed, dims, True)
+    of_values = (of_normed - _mean(bits, overload, of_normed, dims, True)) - along
+    others = list(range(slope.dim() - len(shape)))
+    found = (
+        of_values * scale.double(),
+        total(wide * normed, others) if others else wide * normed,
+        total(wide, others) if others else wide,
+    )
+    return tuple(one.to(slope.dtype) if asked else None for one, asked in zip(found, wanted, strict=True))  # type: ignore[return-value]
+
+
+def _topk(
+    bits: int, overload: str, values: Tensor, number: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Of equal values the first."""
+    found, places = torch.sort(values, dim=dim, descending=largest, stable=True)
+    return found.narrow(dim, 0, number), places.narrow(dim, 0, number)
+
+
 def _tanh_backward(bits: int, overload: str, slope: Tensor, output: Tensor) -> Tensor:
     square = output * output
     return slope * (1 - square)
@@ -273,6 +361,35 @@ def _index_add(
     if dim != 0 or values.dim() != 2 or alpha != 1:
         raise NotExact("index_add of other than rows is not computed exactly")
     return values + scattered(added, rows, len(values))
+
+
+def _index_put(
+    bits: int,
+    overload: str,
+    values: Tensor,
+    indices: Sequence[Tensor | None],
+    added: Tensor,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> Tensor:
+    """As the gradient of `values[indices]`: what has the same place is added up."""
+    places = [one for one in indices if one is not None]
+    if not accumulate or len(places) < len(indices) or any(one.dtype != torch.int64 for one in places):
+        raise NotExact("index_put of other than sums at whole numbers is not computed exactly")
+    sizes = values.shape[: len(places)]
+    rows = torch.zeros_like(places[0])
+    for size, place in zip(sizes, places, strict=True):
+        rows = rows * size + torch.where(place < 0, place + size, place)
+    wide = added.expand(*rows.shape, *values.shape[len(places) :]).reshape(rows.numel(), -1)
+    return values + scattered(wide, rows.flatten(), sizes.numel()).view(values.shape)
+
+
+def _scatter(bits: int, overload: str, values: Tensor, dim: int, places: Tensor, given: Any, **reduced: Any) -> Tensor:
+    often = torch.zeros(values.shape, dtype=torch.int64, device=values.device)
+    often = often.scatter_add(dim, places, torch.ones_like(places))
+    if reduced or (often > 1).any():
+        raise NotExact("scatter of several values to one place is not computed exactly")
+    return values.scatter(dim, places, given)
 
 
 def _attention(
@@ -388,6 +505,8 @@ _COMPUTED: Mapping[str, Callable[..., Any]] = {
     "sum": _sum, "mean": _mean, "linalg_vector_norm": _norm,
     "exp": _rounded(functions.exp), "log": _rounded(functions.log), "sin": _rounded(functions.sin),
     "cos": _rounded(functions.cos), "tanh": _rounded(functions.tanh), "sigmoid": _rounded(functions.sigmoid),
+    "gelu": _gelu, "gelu_backward": _gelu_backward, "topk": _topk, "erf": _rounded(functions.erf),
+    "native_layer_norm": _layer_norm, "native_layer_norm_backward": _layer_norm_backward,
     "silu": _rounded(_silu), "rsqrt": _rounded(lambda values: functions.inverse(torch.sqrt(values))),
     "reciprocal": _rounded(functions.inverse), "pow": _power, "silu_backward": _silu_backward,
     "tanh_backward": _tanh_backward, "sigmoid_backward": _sigmoid_backward,
@@ -395,6 +514,7 @@ _COMPUTED: Mapping[str, Callable[..., Any]] = {
     "_log_softmax": _log_softmax, "_log_softmax_backward_data": _log_softmax_backward,
     "nll_loss_forward": _nll, "nll_loss_backward": _nll_backward,
     "embedding_dense_backward": _embedding_backward, "index_add": _index_add,
+    "index_put": _index_put, "_index_put_impl": _index_put, "scatter": _scatter,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_fused_adamw_": _adamw, "_foreach_norm": _each_norm,

@@ -12,6 +12,7 @@ from torch import Tensor
 from dlx.ground.constants import MOST_LOSS
 from dlx.training.data.shards import Dataset
 from dlx.training.inner import schedule
+from dlx.training.inner.arithmetic import arithmetic
 from dlx.training.inner.optimisers import Optimisers
 from dlx.training.inner.pipeline import Link, Norms, add_norms, run_step, squares_and_loss
 from dlx.training.inner.states import optimiser_shapes
@@ -56,7 +57,8 @@ class InnerLoop:
     """Weights and optimiser state of slot (replica, stage), and the steps that change them.
 
     `dataset` is needed on stages that read data. Weights and state are zero until loaded. On a CPU a step
-    gives the same bits in every process with the same number of threads on the same kind of machine. `placement`
+    gives the same bits in every process with the same number of threads on the same kind of machine, and on every
+    machine where the manifest's arithmetic is exact. `placement`
     (settled) says what is computed where, see StageModel; what is loaded may be on any device. With an adapter the
     weights of its base are read from their file in `blobs`; raises Damaged where that has to be had again.
     """
@@ -83,11 +85,12 @@ class InnerLoop:
 
     def _hold(self, stage: int, placement: Placement) -> None:
         """Make the stage's tensors."""
-        self._model = StageModel(self._manifest, stage, placement)
-        self._parameters: dict[str, Tensor] = dict(self._model.trained())
-        self._optimisers = Optimisers(self._parameters, self._manifest)
-        for tensor in self.weights().values():
-            tensor.zero_()
+        with arithmetic(self._manifest):
+            self._model = StageModel(self._manifest, stage, placement)
+            self._parameters: dict[str, Tensor] = dict(self._model.trained())
+            self._optimisers = Optimisers(self._parameters, self._manifest)
+            for tensor in self.weights().values():
+                tensor.zero_()
 
     @property
     def data(self) -> bytes | None:
@@ -168,7 +171,8 @@ class InnerLoop:
             self.norms, loss = add_norms(squares, mean, index, previous, next)
             return Conclusion(self.norms.replica, loss)
 
-        return self._advance(Step(index, factor), batch, Pipes(previous, next), stop, conclude, ready)
+        with arithmetic(self._manifest):
+            return self._advance(Step(index, factor), batch, Pipes(previous, next), stop, conclude, ready)
 
     def _advance(
         self,

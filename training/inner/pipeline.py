@@ -178,7 +178,7 @@ def squares_and_loss(gradients: Sequence[Tensor], mean: Tensor | None) -> tuple[
     if mean is not None:
         values.append(mean)
     numbers = torch.stack(values).tolist() if values else []
-    return [norm**2 for norm in numbers[: len(gradients)]], None if mean is None else numbers[-1]
+    return [norm * norm for norm in numbers[: len(gradients)]], None if mean is None else numbers[-1]
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

@@ -5,6 +5,9 @@ Indexed by the run's own inner steps, not by rounds, so that it holds when a rou
 
 import math
 
+import torch
+
+from dlx.training.exact import functions
 from dlx.training.recipe.recipe import Inner
 
 
@@ -27,7 +30,8 @@ def factor(inner: Inner, index: int, total_steps: int) -> float:
         return (index + 1) / warmup
     if inner.schedule == "cosine":
         done = _done(index, warmup, total_steps)
-        return inner.final + (1 - inner.final) * 0.5 * (1 + math.cos(math.pi * done))
+        turned = functions.cos(torch.tensor(math.pi * done, dtype=torch.float64)).item()  # the same on every machine
+        return inner.final + (1 - inner.final) * 0.5 * (1 + turned)
     decay_from = max(warmup, total_steps - int(inner.decay * total_steps))
     return 1 - (1 - inner.final) * _done(index, decay_from, total_steps)
 

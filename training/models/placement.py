@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dlx.ground.limits import cores
+from dlx.training.recipe.recipe import Recipe
 
 Checkpoint = Literal["none", "layers", "selective"]
 
@@ -93,6 +94,18 @@ def check(placement: Placement) -> None:
         raise PlacementError(
             f"tensor_parallel {placement.tensor_parallel}: it has to divide the number of ranks ({ranks})"
         )
+
+
+def of_run(recipe: Recipe, placement: Placement) -> Placement:
+    """As the run's arithmetic takes it: an exact one on the CPU, by one rank, not compiled. Raises PlacementError."""
+    if not recipe.is_exact:
+        return placement
+    if placement.is_shared:
+        raise PlacementError("several ranks: a stage of an exact run is trained by one; use 1")
+    (device,) = placement.devices or (placement.device,)
+    if device not in ("auto", "cpu"):
+        raise PlacementError(f"device {device}: an exact run is computed on the CPU: choose cpu, or auto")
+    return replace(placement, device="cpu", devices=(), compile=False)
 
 
 def settle(placement: Placement) -> Placement:

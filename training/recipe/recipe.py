@@ -25,6 +25,8 @@ _Seconds = Annotated[int, Meta(ge=1, le=MOST_SECONDS)]
 _Duration = Annotated[float, Meta(ge=0.1, le=MOST_SECONDS)]  # seconds
 Stages = Annotated[list[tuple[int, int]], Meta(min_length=1, max_length=64)]  # layers [low, high) of each
 Precision = Literal["float32", "bfloat16"]
+Arithmetic = Literal["device", "exact"]  # rounded as each device does, or to the same bits on all: see training.exact
+EXACT_BITS = 21  # of each factor of a product, unless a draft says fewer
 InnerOptimiser = Literal["adamw", "muon", "shampoo"]
 Packing = Literal["float32", "bfloat16", "int8"]  # of activations and their gradients between stages
 Rounds = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -192,12 +194,14 @@ class Stop(Struct, frozen=True, forbid_unknown_fields=True):
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What drafts and manifests share; a draft leaves out what is at its default, a manifest states everything."""
 
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     name: Name
     model: Model
     stages: Stages
     data: Samples
     precision: Precision = "float32"
+    arithmetic: Arithmetic = "device"
+    exact_bits: Annotated[int, Meta(ge=7, le=EXACT_BITS)] = EXACT_BITS
     pipe: Literal["precision", "int8"] = "precision"
     inner: Inner = Inner()
     outer: Outer = Outer()
@@ -219,6 +223,11 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     adapter: Adapter | None = None  # None: all weights are trained
     evaluation: Evaluation | None = None  # a draft has it chosen, by the held-out data, when it is left out
     stop: Stop | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its inner steps give the same bits on every machine."""
+        return self.arithmetic == "exact"
 
 
 def reads_data(recipe: Recipe, stage: int) -> bool:

@@ -7,7 +7,17 @@ import msgspec
 from dlx.training.recipe.codec_info import CODECS
 from dlx.training.recipe.evaluation import MOST_COST, chosen, stop_rounds
 from dlx.training.recipe.family import Config
-from dlx.training.recipe.recipe import MAX_TOKENS, Adapter, Adaptive, Codec, Plan, Recipe, Stop, max_inner_steps
+from dlx.training.recipe.recipe import (
+    EXACT_BITS,
+    MAX_TOKENS,
+    Adapter,
+    Adaptive,
+    Codec,
+    Plan,
+    Recipe,
+    Stop,
+    max_inner_steps,
+)
 from dlx.training.recipe.strict import ManifestError, fail, refuse_absent
 
 
@@ -15,6 +25,7 @@ def check(recipe: Recipe, config: Config) -> None:
     """Raises ManifestError unless the keys fit each other; `config` is its model."""
     _check_model(recipe, config)
     _check_stages(recipe, config.layers)
+    _check_arithmetic(recipe)
     data, timing, outer = recipe.data, recipe.timing, recipe.outer
     if data.batch_size % data.micro_batches:
         fail("data.micro_batches", f"expected a divisor of data.batch_size ({data.batch_size})", data.micro_batches)
@@ -99,6 +110,17 @@ def _check_model(recipe: Recipe, config: Config) -> None:
     refuse_absent(recipe.model.config, msgspec.to_builtins(config), "model.config")
     for key, expected, value in config.problems():
         fail(f"model.config.{key}", expected, value)
+
+
+def _check_arithmetic(recipe: Recipe) -> None:
+    if not recipe.is_exact:
+        if recipe.exact_bits != EXACT_BITS:
+            fail("exact_bits", f'expected {EXACT_BITS} unless arithmetic is "exact"', recipe.exact_bits)
+        return
+    if recipe.precision != "float32":
+        fail("precision", 'expected "float32" where arithmetic is "exact"', recipe.precision)
+    if recipe.inner.optimiser == "shampoo":
+        fail("inner.optimiser", 'expected "muon" or "adamw" where arithmetic is "exact"', recipe.inner.optimiser)
 
 
 def _check_plan(codec: Codec, plan: Plan) -> None:

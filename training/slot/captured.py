@@ -42,6 +42,7 @@ class Captured:
         self._received, self._sent, self._pieces, self._numbers, self._first = received, sent, pieces, numbers, first
         self._slack, self._norm = slack, 0.0
         self._apart, self._whole = defaultdict[str, float](float), defaultdict[str, float](float)  # squares, by kind
+        self.first_apart: dict[str, int] = {}  # of each kind the first step in which a bit of it differs
 
     @property
     def is_compared(self) -> bool:
@@ -57,7 +58,10 @@ class Captured:
             self._norm = struct.unpack("<d", data)[0] ** 0.5
         if kind in self._pieces and self._sent is not None:
             piece = self._pieces[kind]
-            there = piece.values(self._sent.read(piece.size))
+            recorded = self._sent.read(piece.size)
+            if recorded != data:
+                self.first_apart.setdefault(kind, step)
+            there = piece.values(recorded)
             self._apart[kind] += float(np.square(piece.values(data) - there).sum())
             self._whole[kind] += float(np.square(there).sum())
 

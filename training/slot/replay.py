@@ -2,7 +2,8 @@
 
 Its payload must be the encoding of the change that it committed to. Its drawn segment, trained again from its own
 committed start and the tensors that it recorded, must end where it says (the last one: give that change) and give the
-tensors that its neighbours recorded. So blame is exact: whoever was fed junk replays as honest.
+tensors that its neighbours recorded. In exact arithmetic that means the same bits, else no farther off than rounding
+takes it. So blame is exact: whoever was fed junk replays as honest.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from msgspec import Struct
@@ -25,8 +26,9 @@ from dlx.ground.streamed import Buffers
 from dlx.training.codecs import CodecError, codec
 from dlx.training.data.dealing import Intervals, positions
 from dlx.training.data.shards import Dataset
+from dlx.training.exact.mode import NotExact
 from dlx.training.inner.loop import InnerLoop, TrainingError
-from dlx.training.inner.pipeline import PipeBroken
+from dlx.training.inner.pipeline import Norms, PipeBroken
 from dlx.training.inner.states import optimiser_shapes
 from dlx.training.models import weights
 from dlx.training.models.placement import ONE_THREAD, Placement
@@ -46,13 +48,15 @@ from dlx.training.slot.distances import (
     Deviation,
     Limits,
     Part,
+    Thresholds,
     deviations,
     relative,
     thresholds,
 )
 from dlx.training.slot.energy import TOLERANCE, kept_energy
+from dlx.training.slot.equality import states_apart, steps_apart
 from dlx.training.slot.segments import segment, segment_steps
-from dlx.training.slot.trace import Statement, Trace, handed_over, trace_faults
+from dlx.training.slot.trace import Statement, Step, Trace, handed_over, trace_faults
 
 
 class Missing(Exception):
@@ -83,7 +87,8 @@ class Drawn:
 
 
 class Checked(Struct, frozen=True, kw_only=True):
-    """What was found. Distances are 0.0 where there was nothing to compare, or it was wrong before."""
+    """What was found. Distances are 0.0 where there was nothing to compare, or it was wrong before, and in exact
+    arithmetic, which knows none."""
 
     reasons: tuple[str, ...]  # why it is false; empty: honest
     deviations: Mapping[Part, Deviation] = {}  # of weights and optimiser state, each class of tensors by itself
@@ -285,19 +290,93 @@ class _Claimed:
         self._start, self._folded = start, files.folded()
         self._change, self._buffers = files.change(), Buffers()
 
-    def beside(self, replayed: Mapping[str, Tensor]) -> Arrays:
-        """As far from the replayed ones as the change that those give is from the one claimed: so exactly they where
-        both changes are the same bits."""
+    @property
+    def change(self) -> Arrays:
+        return self._change
+
+    def given(self, replayed: Mapping[str, Tensor]) -> Arrays:
+        """The change that the replayed weights give."""
 
         def make(name: str) -> np.ndarray:
             end = weights.array(replayed[name]).reshape(-1)
             made = self._buffers.of(len(end))
             change_into(made, name, 0, self._start, end, self._folded)
-            made -= self._change[name].reshape(-1)
-            made += end
             return made.reshape(replayed[name].shape)
 
         return weights.Lazy(self._change.shapes, make)
+
+    def beside(self, replayed: Mapping[str, Tensor]) -> Arrays:
+        """As far from the replayed ones as the change that those give is from the one claimed: so exactly they where
+        both changes are the same bits."""
+        given = self.given(replayed)
+
+        def make(name: str) -> np.ndarray:
+            made = given[name]
+            made -= self._change[name]
+            made += weights.array(replayed[name])
+            return made
+
+        return weights.Lazy(self._change.shapes, make)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """A segment as it was trained again, and what was claimed of it."""
+
+    start: Arrays
+    moments: Arrays
+    end: "Arrays | _Claimed"  # claimed, of the weights
+    end_moments: Arrays  # claimed
+    said: Sequence[Step]
+    loop: InnerLoop
+    norms: Sequence[Norms]
+    losses: Sequence[float]
+    behind: Captured | None
+    ahead: Captured | None
+
+    def differences(self, first: int) -> list[str]:
+        """In exact arithmetic: what has not the same bits. `first`: the run's inner step that the segment begins
+        with."""
+        sent = {kind: step for one in (self.behind, self.ahead) if one for kind, step in one.first_apart.items()}
+        found = steps_apart(first, self.norms, self.losses, self.said, sent)
+        replayed, end = self.loop.weights(), self.end
+        if isinstance(end, _Claimed):
+            found += states_apart("the round's change", end.change, end.given(replayed))
+        else:
+            found += states_apart("the weights at the segment's end", end, replayed)
+        return found + states_apart("the optimiser state", self.end_moments, self.loop.optimiser_state())
+
+    def distances(self, projection: Projection | None) -> dict[str, Any]:
+        """In floating point, as it is rounded here: how far the ends are apart."""
+        replayed = self.loop.weights()
+        end = self.end.beside(replayed) if isinstance(self.end, _Claimed) else self.end
+        apart = deviations(self.start, end, replayed, projection)
+        apart |= deviations(self.moments, self.end_moments, self.loop.optimiser_state(), projection)
+        return {
+            "deviations": apart,
+            "activations": 0.0 if self.ahead is None else self.ahead.distance,
+            "gradients": 0.0 if self.behind is None else self.behind.distance,
+        }
+
+    def excesses(self, found: Checked, limits: Thresholds) -> list[str]:
+        """Which of the distances are farther than rounding takes honest work."""
+        # What it says that it passed on, the stage after has signed; the last stage computes the whole norm.
+        norms_apart = max(
+            max(relative(math.sqrt(one.passed_on), math.sqrt(it.norm_out)), relative(one.replica, it.norm))
+            for one, it in zip(self.norms, self.said, strict=True)
+        )
+        measured = (
+            *_measured(found.deviations, limits.limits),
+            ("the activations sent", found.activations, limits.sent, ""),
+            ("the gradients sent", found.gradients, limits.sent, ""),
+            ("a gradient norm", norms_apart, limits.numbers, ""),
+            ("a loss", max(map(relative, self.losses, (one.loss for one in self.said))), limits.numbers, ""),
+        )
+        return [
+            f"{what} is {value:.2g} off{where}, at most {most:g} is honest"
+            for what, value, most, where in measured
+            if not value <= most
+        ]
 
 
 def _replay(
@@ -321,8 +400,7 @@ def _replay(
         start = files.state(before.weights, files.shapes, "the weights at the segment's start")
     moments = files.state(before.optimiser, files.moments, "the optimiser state at the segment's start")
     loop = _loop(manifest, drawn, dataset, start, moments, placement, files.base())
-    limits = thresholds(manifest)
-    norms, losses = [], []
+    norms, losses = list[Norms](), list[float]()
     with contextlib.ExitStack() as opened:
         link = _Opener(manifest, files, first + drawn.steps_before, steps, opened)
         behind, ahead = (
@@ -337,18 +415,13 @@ def _replay(
                 norms.append(loop.norms)
         except (PipeBroken, TrainingError) as error:
             return Checked(reasons=(*faults, f"the replay breaks off: {error}"))
-    end: Arrays
-    if claimed is not None:
-        end = claimed.beside(loop.weights())
-    else:
-        end = files.state(after.weights, files.shapes, "the weights at the segment's end")
+        except NotExact as error:
+            raise NotCheckable(f"on this machine {error}") from error
     end_moments = files.state(after.optimiser, files.moments, "the optimiser state at the segment's end")
-    apart = deviations(start, end, loop.weights(), projection)
+    end = claimed or files.state(after.weights, files.shapes, "the weights at the segment's end")
+    again = _Again(start, moments, end, end_moments, said, loop, norms, losses, behind, ahead)
     found = Checked(
         reasons=(),
-        deviations=apart | deviations(moments, end_moments, loop.optimiser_state(), projection),
-        activations=0.0 if ahead is None else ahead.distance,
-        gradients=0.0 if behind is None else behind.distance,
         loss_stated=math.fsum(one.loss for one in said) / steps,
         loss_replayed=math.fsum(losses) / steps,
         uncompared=tuple(
@@ -357,23 +430,11 @@ def _replay(
             if one is not None and not one.is_compared
         ),
     )
-    # What it says that it passed on, the stage after has signed; the last stage computes the whole norm.
-    norms_apart = max(
-        max(relative(math.sqrt(one.passed_on), math.sqrt(it.norm_out)), relative(one.replica, it.norm))
-        for one, it in zip(norms, said, strict=True)
-    )
-    measured = (
-        *_measured(found.deviations, limits.limits),
-        ("the activations sent", found.activations, limits.sent, ""),
-        ("the gradients sent", found.gradients, limits.sent, ""),
-        ("a gradient norm", norms_apart, limits.numbers, ""),
-        ("a loss", max(map(relative, losses, (one.loss for one in said))), limits.numbers, ""),
-    )
-    reasons = [
-        f"{what} is {value:.2g} off{where}, at most {most:g} is honest"
-        for what, value, most, where in measured
-        if not value <= most
-    ]
+    if manifest.is_exact:
+        reasons = again.differences(first + drawn.steps_before)
+    else:
+        found = replace(found, **again.distances(projection))
+        reasons = again.excesses(found, thresholds(manifest))
     return replace(found, reasons=(*faults, *reasons))
 
 
@@ -410,7 +471,7 @@ def _loop(
         loop = InnerLoop(manifest, drawn.stage, dataset if needs_data else None, eager, blobs)
         loop.load_weights(weights.tensors(start))
         loop.load_optimiser_state(weights.tensors(moments))
-    except TrainingError as error:
+    except (NotExact, TrainingError) as error:
         raise NotCheckable(str(error)) from error
     return loop
 
@@ -426,7 +487,7 @@ class _Opener:
         if (shape := embedding_shape(manifest)) is not None:
             self._pieces |= dict.fromkeys(("embedding", "tied gradient"), Piece(shape, "float32"))
         self._size = steps * step_bytes(manifest)
-        self._slack = thresholds(manifest).numbers
+        self._slack = 0.0 if manifest.is_exact else thresholds(manifest).numbers
 
     def open(
         self, incoming: bytes, outgoing: bytes, numbers: Mapping[str, Sequence[tuple[float, ...]]]

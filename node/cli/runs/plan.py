@@ -166,9 +166,9 @@ def planned(
     gc.disable()  # nothing that is imported or simulated is garbage: to look for it takes a fifth of the time
     from msgspec.structs import replace
 
-    from dlx.training.balance.devices import DEVICE_KINDS, device_of
+    from dlx.training.balance.devices import DEVICE_KINDS, DEVICES, EXACT, device_of
     from dlx.training.models.parallel import check_divides, check_parallel
-    from dlx.training.models.placement import Placement, PlacementError, settle
+    from dlx.training.models.placement import Placement, PlacementError, of_run, settle
 
     if utilisation is not None and not 0.001 <= utilisation <= 1:
         raise UsageFailure(f"--utilisation {utilisation:g}: expected a part from 0.001 to 1")
@@ -188,12 +188,17 @@ def planned(
         draft = _as_it_is(on_ledger)
     if replicas is not None and replicas > draft.max_replicas:
         raise UsageFailure(f"--replicas {replicas}: the run has at most {draft.max_replicas}")
+    if draft.is_exact and device in DEVICES:
+        raise UsageFailure(f"--device {device}: an exact run is computed on CPUs: give --device cpu")
     placement = Placement(
-        device="cpu" if device == "cpu" else "cuda", checkpoint=checkpoint, tensor_parallel=tensor_parallel
+        device="cpu" if device == "cpu" or draft.is_exact else "cuda",
+        checkpoint=checkpoint,
+        tensor_parallel=tensor_parallel,
     )
     try:
         check_divides(tensor_parallel, "the number of ranks", ranks)
         check_parallel(draft, tensor_parallel)
+        of_run(draft, replace(placement, ranks=ranks))
     except PlacementError as error:
         raise UsageFailure(str(error)) from None
     extras.require("train")
@@ -205,7 +210,7 @@ def planned(
     from dlx.training.balance.measured import Measured, measured
     from dlx.training.balance.seconds import RECOMPUTED, SEAL, Conditions, seconds
 
-    used = utilisation or kind.utilisation
+    used = utilisation or kind.utilisation / (EXACT if draft.is_exact else 1)
     speed = Measured(used * kind.speed(draft.precision), used * kind.float32)
     if measure:
         speed = measured(draft, settle(replace(placement, tensor_parallel=1)))

@@ -323,7 +323,7 @@ def _fields(plan: Plan) -> list[tuple[str, str]]:
     split = ", ".join(f"[{low}, {high}]" for low, high in plan.suggested)
     balanced = plan.suggested == [tuple(layers) for layers in draft.stages]
     peak = plan.device.speed(draft.precision)
-    speed = f"{here.flops / 1e12:.3g} TFLOP/s in {draft.precision}"
+    speed = f"{here.flops / 1e12:.3g} TFLOP/s in {'exact ' if draft.is_exact else ''}{draft.precision}"
     reached = "measured here" if plan.measured else f"{here.flops / peak:.0%} of {peak / 1e12:.3g}, assumed"
     shares = f", {here.ranks} of them a stage" if here.ranks > 1 else ""
     shares += f", {here.parallel} to a matrix" if here.parallel > 1 else ""

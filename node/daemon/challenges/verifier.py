@@ -370,7 +370,5 @@ class Verifier:
 
 
 def distances(outcome: Outcome) -> Distances:
-    if not outcome.done:
-        return Distances()
     found = (outcome.weights, outcome.optimiser, outcome.activations, outcome.gradients)
     return Distances(*(math.inf if one is not None and math.isnan(one) else one for one in found))

@@ -20,7 +20,7 @@ from dlx.node.round.rules.plans import Terms
 from dlx.node.trainer.client import Trainer
 from dlx.node.trainer.stuck import stuck
 from dlx.training.models.parallel import check_parallel
-from dlx.training.models.placement import ONE_THREAD, Placement, PlacementError
+from dlx.training.models.placement import ONE_THREAD, Placement, PlacementError, of_run
 
 SETTLE_SECONDS = 5.0  # until it is asked again whether a slot can be given back
 FINISH_SECONDS = 4.0  # for the step under way, when the node stops or gives its slot back
@@ -60,9 +60,10 @@ class Assignment:
         self._trainer: Trainer | None = None
 
     def open(self, context: RunContext) -> None:
-        """The run's public data is here. Raises Failure where ranks cannot share its model as they are to."""
+        """The run's public data is here. Raises Failure where its model cannot be trained by these ranks, or there."""
         try:
             check_parallel(context.run.manifest, self._placement.tensor_parallel)
+            of_run(context.run.manifest, self._placement)
         except PlacementError as error:
             raise Failure(str(error)) from None
         self._context, self._terms = context, Terms.of(context.run.manifest)

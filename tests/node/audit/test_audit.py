@@ -1006,6 +1006,10 @@ def test_the_verdict_says_what_was_replayed_of_the_training() -> None:
     assert report.verdict.training == (
         "38 of 5120 segments replayed, 37 honest, 1 false, 1 withheld, 1 unknown; 5082 segments not looked at"
     )
+    report.training = Training(replica_rounds=2, segments=4, drawn=4, chosen=4, replayed=4, honest=4, exact=True)
+    assert report.verdict.training == "4 of 4 segments repeated, all bit for bit"
+    report.training = replace(report.training, honest=3, false=1)
+    assert report.verdict.training == "4 of 4 segments repeated, 3 bit for bit, 1 false"
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,14 @@ def tanh(value: float) -> float:
     return 1.0 - 2.0 * (1.0 / (exp(2.0 * value) + 1.0))
 
 
+def erf(value: float) -> float:
+    value = min(max(value, -5.0), 5.0)
+    coefficients = [float.fromhex("0x1.20dd750429b6dp+0")]
+    for power in range(1, 100):
+        coefficients.append(coefficients[-1] * 2.0 / (2 * power + 1))
+    return (value * polynomial(coefficients, value * value)) * exp(-(value * value))
+
+
 def power(base: float, exponent: int) -> float:
     found = 1.0
     for digit in reversed(bin(exponent)[2:]):

@@ -83,3 +83,9 @@ def test_a_grid_holds_a_line_to_half_of_its_unit(line: list[float], bits: int) -
 def test_bits_that_float64_has_no_room_for_are_left_out() -> None:
     assert [bits_of(21, length) for length in (1, 1024, 1025, 1 << 20)] == [21, 21, 20, 16]
     assert bits_of(7, 1 << 20) == 7
+
+
+def test_a_zero_is_positive_whatever_the_order_made_of_it() -> None:
+    zeros = torch.tensor([[-1.0, 1.0]]) * torch.zeros(2, 2)
+    for found in (product(torch.tensor([[-1.0]]), torch.zeros(1, 1), 21), total(-zeros, [1]), total(zeros, [0])):
+        assert not found.signbit().any()

@@ -35,6 +35,10 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "attention with a mask": lambda one, other: functional.scaled_dot_product_attention(
         one.view(1, 2, 3, 6), other.view(1, 2, 3, 6), one.view(1, 2, 3, 6), torch.eye(3, dtype=torch.bool)
     ),
+    "gelu": lambda one, other: functional.gelu(one) * functional.gelu(other, approximate="tanh"),
+    "layer norm": lambda one, other: functional.layer_norm(one, (6,), other[0], other[1], 1e-5) * other,
+    "the largest": lambda one, other: (one * other).topk(3, -1).values,
+    "rows by an index": lambda one, other: one[torch.tensor([1, 1, 4]), torch.tensor([0, 0, 2])] * other[0, :3],
     "norms": lambda one, other: torch.stack([one.norm(), torch.linalg.vector_norm(other)]),
     "between": lambda one, other: one.lerp(other, 0.25) + torch.addcmul(one, one, other, value=0.5),
 }
@@ -62,6 +66,8 @@ def test_what_is_not_computed_exactly_is_refused_by_name() -> None:
         torch.ones(2) ** 2.5
     with Exact(21), pytest.raises(NotExact, match="rand makes"):
         torch.rand(3)
+    with Exact(21), pytest.raises(NotExact, match="several values to one place"):
+        torch.zeros(3).scatter(0, torch.tensor([1, 1]), torch.ones(2))
     with Exact(21):
         assert torch.arange(5).sum() == 10, "whole numbers are exact anyway"
 

@@ -7,7 +7,17 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from dlx.ground.limits import cores
 from dlx.training.models import placement
-from dlx.training.models.placement import Placement, PlacementError, check, lacking, settle, unused_gpu, wrong_device
+from dlx.training.models.placement import (
+    Placement,
+    PlacementError,
+    check,
+    lacking,
+    of_run,
+    settle,
+    unused_gpu,
+    wrong_device,
+)
+from tests.training.conftest import tiny_draft
 from tests.training.devices import DEVICES
 
 
@@ -73,6 +83,16 @@ def test_ranks_that_cannot_be_are_refused_in_one_line(wanted: Placement, reason:
     with pytest.raises(PlacementError, match=re.escape(reason)) as caught:
         settle(wanted)
     assert "\n" not in str(caught.value)
+
+
+def test_an_exact_run_takes_the_cpu_and_one_rank() -> None:
+    exact = tiny_draft([(0, 3)], arithmetic="exact")
+    assert of_run(exact, Placement(compile=True)) == Placement(device="cpu")
+    assert of_run(tiny_draft([(0, 3)]), Placement(device="cuda:1")) == Placement(device="cuda:1")
+    with pytest.raises(PlacementError, match="device cuda:1: an exact run is computed on the CPU: choose cpu, or auto"):
+        of_run(exact, Placement(device="cuda:1"))
+    with pytest.raises(PlacementError, match="several ranks: a stage of an exact run is trained by one; use 1"):
+        of_run(exact, Placement(ranks=2, tensor_parallel=2))
 
 
 def test_what_fits_no_machine_is_known_without_asking_this_one() -> None:

@@ -77,7 +77,7 @@ def test_a_manifest_survives_its_canonical_bytes(manifest: Manifest) -> None:
 
 
 def test_the_hash_of_a_known_manifest_never_changes(manifest: Manifest) -> None:
-    assert manifest_hash(manifest).hex() == "b5c3819ad4571131bdb8bb181789cd59253cc3783311324e08cede2d172bff94"
+    assert manifest_hash(manifest).hex() == "0d2d42bb232753a9a39f854769030449f805a1e1108ce580008234efffeb06f4"
 
 
 def test_the_protocol_lists_every_field_of_a_manifest(manifest: Manifest) -> None:
@@ -165,6 +165,22 @@ def test_sources_may_be_absolute_and_lie_beside_any_folder_name(tmp_path: Path) 
         ("vocab_size = 256", "", "model.config.vocab_size: missing"),
         ("batch_size = 8", "batch_size = 9", "data.micro_batches: expected a divisor of data.batch_size (9), got 4"),
         ("sequence_length = 128", "sequence_length = 256", "data.sequence_length: expected at most "),
+        (
+            "rounds = 40",
+            'rounds = 40\narithmetic = "exact"\nprecision = "bfloat16"',
+            'precision: expected "float32" where arithmetic is "exact", got "bfloat16"',
+        ),
+        (
+            "rounds = 40",
+            'rounds = 40\narithmetic = "exact"\ninner.optimiser = "shampoo"',
+            'inner.optimiser: expected "muon" or "adamw" where arithmetic is "exact", got "shampoo"',
+        ),
+        (
+            "rounds = 40",
+            'rounds = 40\narithmetic = "exact"\nexact_bits = 22',
+            "exact_bits: expected a whole number <= 21, got 22",
+        ),
+        ("rounds = 40", "rounds = 40\nexact_bits = 15", 'exact_bits: expected 21 unless arithmetic is "exact", got 15'),
     ],
 )
 def test_a_wrong_draft_names_the_key_and_the_reason(toml: Path, old: str, new: str, message: str) -> None:

@@ -51,7 +51,7 @@ LATE = Outer(lr=0.8, delay=1, alpha=0.8)
 
 
 @dataclass
-class _Replica:
+class Replica:
     """A run of one replica without a ledger: its rounds, by stage, and what their draws hand over."""
 
     manifest: Manifest
@@ -65,6 +65,10 @@ class _Replica:
         self.versions = [[bytes.fromhex(one.sha256)] for one in self.manifest.genesis]  # by stage
         self.trained: list[list[Trained]] = []  # by round
         self.traces: list[list[Trace]] = []
+
+    @property
+    def stages(self) -> int:
+        return len(self.manifest.stages)
 
     def round(self, cheats: dict[int, Callable[..., InnerLoop]] | None = None) -> list[Trained]:
         """One round; the stages in `cheats` train with another loop."""
@@ -88,11 +92,11 @@ class _Replica:
             )
             return slots[stage].train(inputs, previous, next)
 
-        slots = [slot(stage) for stage in range(STAGES)]
-        made = self.together(STAGES, work)
+        slots = [slot(stage) for stage in range(self.stages)]
+        made = self.together(self.stages, work)
         assert all(isinstance(one, Trained) for one in made), made
         self.trained.append(made)
-        self.traces.append([self._trace(stage, t) for stage in range(STAGES)])
+        self.traces.append([self._trace(stage, t) for stage in range(self.stages)])
         for stage, one in enumerate(made):
             sealed = [SealedPayload(self.blobs / one.payload.hex(), plan.inner_steps, 32768, plan)]
             newest = self.blobs / self.versions[stage][-1].hex()
@@ -131,7 +135,7 @@ class _Replica:
     def hand_over(self, round: int, segment: int, public: Path) -> Path:
         """The draw's outcome: what all stages hand over, in a new folder; the slots' folders stay as they are."""
         public.mkdir()
-        for stage in range(STAGES):
+        for stage in range(self.stages):
             copy = public.parent / f"{public.name}-slot-{stage}"
             shutil.copytree(self.folder / str(stage), copy)
             Undecided(copy).decide(round, [segment], public, self.manifest.outer.ahead)
@@ -146,10 +150,10 @@ class _Replica:
 @pytest.fixture(scope="module")
 def replica(
     tiny_run: RunMaker, dataset: Dataset, blobs: Path, together: Together, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., _Replica]:
-    def make(left_out: Sequence[int] = (), **changes: Any) -> _Replica:
+) -> Callable[..., Replica]:
+    def make(left_out: Sequence[int] = (), **changes: Any) -> Replica:
         manifest = tiny_run(SPLIT, rounds=8, **({"inner": ADAMW, "plan": Plan(inner_steps=4)} | changes))
-        return _Replica(manifest, dataset, blobs, tmp_path_factory.mktemp("replica"), together, left_out)
+        return Replica(manifest, dataset, blobs, tmp_path_factory.mktemp("replica"), together, left_out)
 
     return make
 
@@ -190,7 +194,7 @@ HONEST: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("what", HONEST)
 def test_honest_work_passes_exactly_in_every_stage_from_what_was_handed_over_alone(
-    what: str, replica: Callable[..., _Replica], tmp_path: Path
+    what: str, replica: Callable[..., Replica], tmp_path: Path
 ) -> None:
     """Rounds 0 and 1 were left out by their seals, so what follows has folded payloads in it."""
     run = replica((0, 1), **HONEST[what])
@@ -208,11 +212,12 @@ def test_honest_work_passes_exactly_in_every_stage_from_what_was_handed_over_alo
     assert run.trained[3][0].segments == -(-run.manifest.plan.inner_steps // length)
 
 
+@pytest.mark.parametrize("arithmetic", ["device", "exact"])
 def test_work_on_rows_of_conversations_passes_exactly_in_every_stage(
-    row_dataset: Dataset, tiny_run: RunMaker, blobs: Path, together: Together, tmp_path: Path
+    arithmetic: Any, row_dataset: Dataset, tiny_run: RunMaker, blobs: Path, together: Together, tmp_path: Path
 ) -> None:
-    manifest = tiny_run(SPLIT, rounds=8, data=ROWS, inner=ADAMW, plan=Plan(inner_steps=4))
-    run = _Replica(manifest, row_dataset, blobs, tmp_path / "replica", together)
+    manifest = tiny_run(SPLIT, rounds=8, data=ROWS, inner=ADAMW, plan=Plan(inner_steps=4), arithmetic=arithmetic)
+    run = Replica(manifest, row_dataset, blobs, tmp_path / "replica", together)
     run.round()
     public = run.hand_over(0, 0, tmp_path / "public")
     for stage in range(STAGES):
@@ -291,7 +296,7 @@ CHEATS = {
 
 @pytest.mark.parametrize(("how", "who"), CHEATS)
 def test_a_cheat_is_found_in_its_own_stage_and_nobody_else_is_blamed(
-    how: str, who: int, replica: Callable[..., _Replica], tmp_path: Path
+    how: str, who: int, replica: Callable[..., Replica], tmp_path: Path
 ) -> None:
     run = replica(plan=Plan(inner_steps=10), config=TIED if "embedding" in how or "tied" in how else {})
     run.round()
@@ -314,7 +319,7 @@ class _FalseCovariances(InnerLoop):
         return loss
 
 
-def test_covariances_that_no_gradients_give_are_found(replica: Callable[..., _Replica], tmp_path: Path) -> None:
+def test_covariances_that_no_gradients_give_are_found(replica: Callable[..., Replica], tmp_path: Path) -> None:
     run = replica(inner=SHAMPOO, plan=Plan(inner_steps=10))
     run.round()
     run.round({1: _FalseCovariances})
@@ -337,7 +342,7 @@ class _Frozen(InnerLoop):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_class_of_tensors_that_takes_no_step_is_found_however_small_it_is(
-    precision: str, replica: Callable[..., _Replica], tmp_path: Path
+    precision: str, replica: Callable[..., Replica], tmp_path: Path
 ) -> None:
     run = replica(inner=MUON, precision=precision)
     run.round()
@@ -390,7 +395,7 @@ WIDE = {"hidden_size": 64, "intermediate_size": 168, "num_attention_heads": 4, "
     ids=["adamw", "muon", "shampoo"],
 )
 def test_weights_of_few_bits_are_found_and_those_of_8_end_as_near_as_honest_work(
-    inner: Inner, coarse: type[_Coarse], replica: Callable[..., _Replica], tmp_path: Path
+    inner: Inner, coarse: type[_Coarse], replica: Callable[..., Replica], tmp_path: Path
 ) -> None:
     """In bfloat16, at the width of the table in docs/threats.md: no limit may be much wider than it is."""
     run = replica(inner=inner, precision="bfloat16", config=WIDE, plan=Plan(inner_steps=8))
@@ -417,7 +422,7 @@ class _Moved(InnerLoop):
 
 
 def test_ends_that_are_moved_by_less_than_the_limit_are_found_by_their_direction(
-    replica: Callable[..., _Replica], tmp_path: Path
+    replica: Callable[..., Replica], tmp_path: Path
 ) -> None:
     run, directions = replica(precision="bfloat16", inner=MUON), [Directions() for _ in range(STAGES)]
     for round in range(4):
@@ -431,9 +436,7 @@ def test_ends_that_are_moved_by_less_than_the_limit_are_found_by_their_direction
     assert "weights of the layers' matrices add up" in directions[1].faults()[0]
 
 
-def test_numbers_beyond_all_measure_are_false_and_end_no_check(
-    replica: Callable[..., _Replica], tmp_path: Path
-) -> None:
+def test_numbers_beyond_all_measure_are_false_and_end_no_check(replica: Callable[..., Replica], tmp_path: Path) -> None:
     run = replica()
     run.round()
     public, drawn = run.hand_over(0, 0, tmp_path / "public"), run.drawn(2, 0, 0)
@@ -443,7 +446,7 @@ def test_numbers_beyond_all_measure_are_false_and_end_no_check(
 
 
 def test_a_part_of_the_norm_that_rounding_lifts_above_the_whole_is_honest(
-    replica: Callable[..., _Replica], tmp_path: Path
+    replica: Callable[..., Replica], tmp_path: Path
 ) -> None:
     """As where the stages after have next to no gradient; far above it would be a lie, against clipping."""
     run = replica()
@@ -460,7 +463,7 @@ def test_a_part_of_the_norm_that_rounding_lifts_above_the_whole_is_honest(
     assert any("breaks off" in one for one in with_norm(part * 0.9).reasons)
 
 
-def test_an_invented_loss_is_the_last_stages_fault(replica: Callable[..., _Replica], tmp_path: Path) -> None:
+def test_an_invented_loss_is_the_last_stages_fault(replica: Callable[..., Replica], tmp_path: Path) -> None:
     """It states the loss that it sent, so all stages agree on it."""
 
     class Liar(_Cheat):
@@ -479,13 +482,13 @@ def test_an_invented_loss_is_the_last_stages_fault(replica: Callable[..., _Repli
 # ---- payloads that are not of the work
 
 
-def _change(run: _Replica, stage: int, round: int) -> dict[str, Tensor]:
+def _change(run: Replica, stage: int, round: int) -> dict[str, Tensor]:
     """u, as the slot has it."""
     folder, name = run.folder / str(stage) / "rounds" / str(round), run.trained[round][stage].change
     return weights.read(folder / name.hex(), stage_shapes(run.manifest, stage))
 
 
-def _with_change(run: _Replica, drawn: Drawn, change: dict[str, Tensor], public: Path, **said: Any) -> Drawn:
+def _with_change(run: Replica, drawn: Drawn, change: dict[str, Tensor], public: Path, **said: Any) -> Drawn:
     """Its maker commits to this change instead."""
     name = weights.write_blob(change, public)
     states = (*drawn.trace.states[:-1], replace(drawn.trace.states[-1], weights=name))
@@ -513,7 +516,7 @@ CODECS = {
 
 
 @pytest.fixture(scope="module", params=CODECS)
-def two_rounds(request: pytest.FixtureRequest, replica: Callable[..., _Replica]) -> _Replica:
+def two_rounds(request: pytest.FixtureRequest, replica: Callable[..., Replica]) -> Replica:
     run = replica(**CODECS[request.param])
     run.round()
     run.round()
@@ -521,7 +524,7 @@ def two_rounds(request: pytest.FixtureRequest, replica: Callable[..., _Replica])
 
 
 @pytest.mark.parametrize("how", FALSE_PAYLOADS)
-def test_a_payload_that_is_not_of_the_change_is_false(how: str, two_rounds: _Replica, tmp_path: Path) -> None:
+def test_a_payload_that_is_not_of_the_change_is_false(how: str, two_rounds: Replica, tmp_path: Path) -> None:
     run, chosen, plan = two_rounds, codec(two_rounds.manifest.codec.name), two_rounds.manifest.plan
     payload = chosen.encode({name: FALSE_PAYLOADS[how](one) for name, one in _change(run, 1, 1).items()}, plan)
     public = run.hand_over(1, 0, tmp_path / "public")
@@ -533,7 +536,7 @@ def test_a_payload_that_is_not_of_the_change_is_false(how: str, two_rounds: _Rep
 
 @pytest.mark.parametrize("how", FALSE_PAYLOADS)
 def test_a_change_that_is_not_of_the_work_is_false_although_its_payload_is(
-    how: str, two_rounds: _Replica, tmp_path: Path
+    how: str, two_rounds: Replica, tmp_path: Path
 ) -> None:
     """So what the next round takes for its residual adds up as well."""
     run, chosen, plan = two_rounds, codec(two_rounds.manifest.codec.name), two_rounds.manifest.plan
@@ -547,7 +550,7 @@ def test_a_change_that_is_not_of_the_work_is_false_although_its_payload_is(
 
 
 def test_a_residual_that_the_round_before_did_not_leave_is_seen_in_the_change(
-    two_rounds: _Replica, tmp_path: Path
+    two_rounds: Replica, tmp_path: Path
 ) -> None:
     """It adds to the change what nobody trained: what it says that it began with does not have it."""
     run, chosen, plan = two_rounds, codec(two_rounds.manifest.codec.name), two_rounds.manifest.plan
@@ -573,7 +576,7 @@ def test_a_residual_that_the_round_before_did_not_leave_is_seen_in_the_change(
 
 
 def test_a_false_change_shows_in_the_last_segment_and_a_false_state_in_those_beside_it(
-    long_round: _Replica, tmp_path: Path
+    long_round: Replica, tmp_path: Path
 ) -> None:
     """So nobody can shift what he invented from one to the other."""
     run, plan = long_round, long_round.manifest.plan
@@ -596,7 +599,7 @@ def test_a_false_change_shows_in_the_last_segment_and_a_false_state_in_those_bes
         assert any(reason.startswith("the weights' change is ") for reason in checked.reasons), checked
 
 
-def test_an_earlier_payload_sent_again_is_false(two_rounds: _Replica, tmp_path: Path) -> None:
+def test_an_earlier_payload_sent_again_is_false(two_rounds: Replica, tmp_path: Path) -> None:
     public = two_rounds.hand_over(1, 0, tmp_path / "public")
     stale = two_rounds.drawn(1, 1, 0, payload=two_rounds.trained[0][1].payload)
     (reason,) = two_rounds.check(stale, public).reasons
@@ -604,7 +607,7 @@ def test_an_earlier_payload_sent_again_is_false(two_rounds: _Replica, tmp_path: 
 
 
 def test_who_states_another_part_than_its_payload_keeps_where_the_rank_adapts_is_false(
-    replica: Callable[..., _Replica], tmp_path: Path
+    replica: Callable[..., Replica], tmp_path: Path
 ) -> None:
     adaptive = Adaptive(inner_steps=1000, min_rank=2, max_rank=8)
     run = replica(codec=Codec("lowrank"), plan=Plan(rank=4, inner_steps=5), adaptive=adaptive)
@@ -616,7 +619,7 @@ def test_who_states_another_part_than_its_payload_keeps_where_the_rank_adapts_is
         assert f"the payload keeps {trained.kept} of 32768 parts" in reason and f"{lie} are stated" in reason
 
 
-def test_no_payload_at_all_and_another_start_are_false(two_rounds: _Replica, tmp_path: Path) -> None:
+def test_no_payload_at_all_and_another_start_are_false(two_rounds: Replica, tmp_path: Path) -> None:
     public = two_rounds.hand_over(1, 0, tmp_path / "public")
     junk = two_rounds.drawn(0, 1, 0, payload=write_blob(public, [b"no payload"]))
     assert two_rounds.check(junk, public).reasons[0].startswith("the payload: ")
@@ -628,7 +631,7 @@ def test_no_payload_at_all_and_another_start_are_false(two_rounds: _Replica, tmp
 
 @pytest.mark.slow
 def test_who_starts_from_another_part_of_its_residual_is_found_whatever_is_drawn(
-    replica: Callable[..., _Replica], tmp_path: Path
+    replica: Callable[..., Replica], tmp_path: Path
 ) -> None:
     run = replica(codec=Codec("topk"), plan=Plan(level=2, rank=64, inner_steps=45), outer=Outer(ahead=0.5))
     for _ in range(2):
@@ -659,7 +662,7 @@ def test_who_starts_from_another_part_of_its_residual_is_found_whatever_is_drawn
 
 
 def test_a_lie_in_one_segment_is_found_where_that_segment_is_drawn_and_nowhere_else(
-    replica: Callable[..., _Replica], tmp_path: Path
+    replica: Callable[..., Replica], tmp_path: Path
 ) -> None:
     """So it is found with the manifest's share in each round, however many segments the round has."""
     lie = LIES["last-segment"]
@@ -690,7 +693,7 @@ def test_a_lie_in_one_segment_is_found_where_that_segment_is_drawn_and_nowhere_e
 
 
 @pytest.fixture(scope="module")
-def long_round(replica: Callable[..., _Replica]) -> _Replica:
+def long_round(replica: Callable[..., Replica]) -> Replica:
     """Two segments, after a round, so that no state is of zeros."""
     run = replica(plan=Plan(inner_steps=21))
     run.round()
@@ -699,7 +702,7 @@ def long_round(replica: Callable[..., _Replica]) -> _Replica:
 
 
 def test_what_is_missing_is_named_and_tensors_that_neighbours_keep_back_are_not_compared(
-    long_round: _Replica, tmp_path: Path
+    long_round: Replica, tmp_path: Path
 ) -> None:
     public = long_round.hand_over(1, 1, tmp_path / "public")
     drawn = long_round.drawn(1, 1, 1)
@@ -728,7 +731,7 @@ def test_what_is_missing_is_named_and_tensors_that_neighbours_keep_back_are_not_
 @pytest.mark.parametrize("damage", ["not finite", "another stage's"])
 @pytest.mark.parametrize("role", ["start", "end"])
 def test_a_state_that_is_none_of_the_stage_is_its_makers_fault(
-    damage: str, role: str, long_round: _Replica, tmp_path: Path
+    damage: str, role: str, long_round: Replica, tmp_path: Path
 ) -> None:
     public = long_round.hand_over(1, 1, tmp_path / "public")
     drawn = long_round.drawn(1, 1, 1)
@@ -746,7 +749,7 @@ def test_a_state_that_is_none_of_the_stage_is_its_makers_fault(
     assert any(what in reason and ("finite" in reason or "expected" in reason) for reason in reasons), reasons
 
 
-def test_recorded_tensors_of_another_size_are_its_makers_fault(long_round: _Replica, tmp_path: Path) -> None:
+def test_recorded_tensors_of_another_size_are_its_makers_fault(long_round: Replica, tmp_path: Path) -> None:
     public = long_round.hand_over(1, 1, tmp_path / "public")
     drawn = long_round.drawn(1, 1, 1)
     edge = replace(drawn.trace.boundaries[1], activations_in=write_blob(public, [b"short"]))
@@ -755,7 +758,7 @@ def test_recorded_tensors_of_another_size_are_its_makers_fault(long_round: _Repl
     assert reason.startswith("the recorded tensors") and "have 5 bytes, not" in reason
 
 
-def test_data_that_only_the_replica_has_hinders_the_ends_alone(long_round: _Replica, tmp_path: Path) -> None:
+def test_data_that_only_the_replica_has_hinders_the_ends_alone(long_round: Replica, tmp_path: Path) -> None:
     public = long_round.hand_over(1, 0, tmp_path / "public")
     folders = [public, long_round.blobs]
     assert check_contribution(long_round.manifest, long_round.drawn(1, 1, 0), None, folders).honest
@@ -769,7 +772,7 @@ def test_data_that_only_the_replica_has_hinders_the_ends_alone(long_round: _Repl
         check_contribution(long_round.manifest, unknown, None, folders)
 
 
-def test_the_files_of_a_check_are_bytes_that_anybody_can_hash(long_round: _Replica, tmp_path: Path) -> None:
+def test_the_files_of_a_check_are_bytes_that_anybody_can_hash(long_round: Replica, tmp_path: Path) -> None:
     public = long_round.hand_over(1, 1, tmp_path / "public")
     for path in public.iterdir():
         assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
