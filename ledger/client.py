@@ -21,6 +21,7 @@ from dlx.ledger.keys import account_of, public_point, sign
 from dlx.ledger.outer_proofs import Call
 from dlx.ledger.parts import Part, parts_of
 from dlx.ledger.rpc.failover import Failover
+from dlx.ledger.rpc.recorded import Kept
 from dlx.ledger.rpc.rpc_client import TIMEOUT, RpcClient
 from dlx.ledger.transactions.fees import Limits
 from dlx.ledger.transactions.sender import CONFIRMED, Sender, WouldRevert
@@ -138,7 +139,7 @@ class LedgerClient:
         self._connected: tuple[Domain, dict[str, str], Sender | None] | None = None
         self._contracts: Contracts | None = None
 
-    def recording(self, kept: dict[bytes, dict[str, Any]]) -> "LedgerClient":
+    def recording(self, kept: Kept) -> "LedgerClient":
         """One that reads the same ledger anew, and whose chain nodes' answers go to `kept` (see `rpc.recorded`)."""
         return LedgerClient(self.rpc.recording(kept), self.ledger, chain_id=self._chain_id)
 

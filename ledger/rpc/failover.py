@@ -27,7 +27,7 @@ from dlx.ledger.rpc.json_rpc import (
     as_number,
     may_be_answered_elsewhere,
 )
-from dlx.ledger.rpc.recorded import Recording
+from dlx.ledger.rpc.recorded import Kept, Recording
 
 LAG = 8  # blocks by which a chain node, or one behind a load balancer, may be late
 
@@ -142,7 +142,7 @@ class Failover:
         """One for every URL, which asks no other. Raises WrongLedger where all are on other chains."""
         return (Failover([endpoint], self.timeout, self._chain_id) for endpoint in self._usable())
 
-    def recording(self, kept: dict[bytes, dict[str, Any]]) -> "Failover":
+    def recording(self, kept: Kept) -> "Failover":
         """The same chain nodes, whose answers go to `kept` (see `recorded`). Raises WrongLedger as `each` does."""
         endpoints = [Endpoint(f"http://{one.name}", Recording(one.transport, kept)) for one in self._usable()]
         return Failover(endpoints, self.timeout, self._chain_id)

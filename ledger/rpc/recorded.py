@@ -6,6 +6,8 @@ The file has a line of JSON for each request: `method`, `params`, and the `resul
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,23 +15,53 @@ from typing import Any, NoReturn
 import msgspec
 
 from dlx.ground import durable
+from dlx.ground.regular import opened
 from dlx.ground.untrusted import decode_json, printable
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.rpc.endpoint import Transport
 from dlx.ledger.rpc.json_rpc import Request, encode, quantity
 
-MOST = 1 << 30  # bytes of a file
+MOST = 512 << 20  # bytes of a file
 
+_Place = tuple[int, int]  # block, index of a log
 _UNKNOWN = -32601
 _LOGS = "eth_getLogs"
 _NO_ANSWER = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError, ValueError, LookupError)
 
 
+class Kept:
+    """Answers that are kept, the newest to each request, as lines of the file. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lines: dict[bytes, bytes] = {}
+        self._bytes = 0
+
+    def add(self, request: Request, answer: Any) -> None:
+        """Raises LedgerError where it is too much for a file."""
+        method, params = _plain(request)
+        if isinstance(answer, RpcError):
+            if method == _LOGS:
+                return  # how many blocks are too many: here none are
+            said: dict[str, Any] = {"error": {"code": answer.code, "message": "refused"}}  # text may name a key
+        else:
+            said = {"result": answer}
+        line = msgspec.json.encode({"method": method, "params": params, **said}) + b"\n"
+        key = _key(method, params)
+        self._bytes += len(line) - len(self._lines.get(key, b""))
+        self._lines[key] = line
+        if self._bytes > MOST:
+            raise LedgerError(f"the chain node's answers are more than {MOST:,} bytes: the run is too old for a kit")
+
+    def write(self, path: Path) -> None:
+        """Raises OSError."""
+        durable.write_chunks(path, self._lines.values())
+
+
 class Recording:
     """The transport to a chain node, whose answers are kept. Thread-safe."""
 
-    def __init__(self, inner: Transport, kept: dict[bytes, dict[str, Any]]) -> None:
-        """`kept` gets them, the newest of each request; several transports may share it."""
+    def __init__(self, inner: Transport, kept: Kept) -> None:
+        """Several transports may share `kept`."""
         self._inner, self._kept = inner, kept
 
     def ask(self, requests: Sequence[Request], timeout: float) -> list[Any]:
@@ -38,10 +70,10 @@ class Recording:
             answers = self._inner.ask(requests, timeout)
         except RpcError as error:
             if len(requests) == 1:
-                self._keep(requests[0], error)
+                self._kept.add(requests[0], error)
             raise
         for request, answer in zip(requests, answers, strict=True):
-            self._keep(request, answer)
+            self._kept.add(request, answer)
         return answers
 
     def tells(self, timeout: float) -> bool:
@@ -51,21 +83,6 @@ class Recording:
     def next_head(self, seen: bytes, seconds: float, timeout: float, contracts: Sequence[str]) -> Any:
         """See `Transport`."""
         return self._inner.next_head(seen, seconds, timeout, contracts)
-
-    def _keep(self, request: Request, answer: Any) -> None:
-        method, params = _plain(request)
-        if isinstance(answer, RpcError):
-            if method == _LOGS:
-                return  # how many blocks are too many: here none are
-            said: dict[str, Any] = {"error": {"code": answer.code, "message": str(answer)}}
-        else:
-            said = {"result": answer}
-        self._kept[_key(method, params)] = {"method": method, "params": params, **said}
-
-
-def write(path: Path, kept: dict[bytes, dict[str, Any]]) -> None:
-    """The file of what Recordings kept. Raises OSError."""
-    durable.write_chunks(path, (msgspec.json.encode(one) + b"\n" for one in kept.values()))
 
 
 class _Error(msgspec.Struct):
@@ -82,6 +99,13 @@ class _Line(msgspec.Struct):
     error: _Error | None = None
 
 
+class _Log(msgspec.Struct):
+    """Where a log is."""
+
+    blockNumber: str
+    logIndex: str
+
+
 class Recorded:
     """The transport that answers from such a file. Requests that were not made then are refused. Thread-safe."""
 
@@ -89,17 +113,16 @@ class Recorded:
         """Raises OSError, and LedgerError for a file that is none."""
         self._path = path
         self._answers: dict[bytes, bytes | RpcError] = {}
-        self._logs: dict[bytes, dict[tuple[int, int], Any]] = {}  # by filter: by block and index
-        if not path.is_file():  # a pipe would be waited for
-            raise LedgerError(f"{path} is no file")
-        if path.stat().st_size > MOST:
-            raise LedgerError(f"{path} has more than {MOST:,} bytes")
-        with path.open("rb") as file:
+        self._logs: dict[bytes, dict[_Place, bytes]] = {}  # by filter
+        with opened(path) as file:
+            if os.fstat(file.fileno()).st_size > MOST:
+                raise LedgerError(f"{path} has more than {MOST:,} bytes")
             for number, line in enumerate(file, 1):
                 try:
                     self._take(decode_json(line, _Line))
                 except _NO_ANSWER:
                     raise LedgerError(f"{path}: line {number} is no answer of a chain node") from None
+        self._places = {key: sorted(pool) for key, pool in self._logs.items()}
 
     def ask(self, requests: Sequence[Request], timeout: float) -> list[Any]:
         """See `Transport`."""
@@ -124,16 +147,19 @@ class Recorded:
             raise ValueError("neither a result nor an error")
         elif line.method == _LOGS and "blockHash" not in line.params[0]:
             pool = self._logs.setdefault(_key(_LOGS, _filter(line.params)), {})
-            for log in decode_json(bytes(line.result)):
-                pool[quantity(log["blockNumber"]), quantity(log["logIndex"])] = log
+            for log in msgspec.json.decode(line.result, type=list[msgspec.Raw]):
+                place = msgspec.json.decode(log, type=_Log)
+                pool[quantity(place.blockNumber), quantity(place.logIndex)] = bytes(log)
         else:
             self._answers[key] = bytes(line.result)
 
     def _answer(self, method: str, params: Sequence[Any]) -> Any:
         if method == _LOGS and "blockHash" not in params[0]:
-            if (pool := self._logs.get(_key(_LOGS, _filter(params)))) is not None:
+            if (pool := self._logs.get(key := _key(_LOGS, _filter(params)))) is not None:
                 first, last = quantity(params[0]["fromBlock"]), quantity(params[0]["toBlock"])
-                return [pool[place] for place in sorted(pool) if first <= place[0] <= last]
+                places = self._places[key]
+                chosen = places[bisect_left(places, (first, 0)) : bisect_left(places, (last + 1, 0))]
+                return [decode_json(pool[place]) for place in chosen]
         elif isinstance(found := self._answers.get(_key(method, params)), RpcError):
             return found
         elif found is not None:

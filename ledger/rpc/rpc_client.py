@@ -21,6 +21,7 @@ from dlx.ledger.rpc.endpoint import AdaptiveSize, Endpoint, Transport
 from dlx.ledger.rpc.failover import Failover
 from dlx.ledger.rpc.headers import Header, Logs, told_header
 from dlx.ledger.rpc.json_rpc import STORED, NoAnswer, Request, as_number, octets
+from dlx.ledger.rpc.recorded import Kept
 
 TIMEOUT = 10.0  # s for an answer, where nobody says otherwise
 _LONGEST = 10.0  # s that a chain node is asked to wait for a block
@@ -92,7 +93,7 @@ class RpcClient:
         """One for every URL, which asks no other. Raises WrongLedger where all are on other chains."""
         return tuple(RpcClient(one, patience=self._patience) for one in self._chain_nodes.each())
 
-    def recording(self, kept: dict[bytes, dict[str, Any]]) -> Failover:
+    def recording(self, kept: Kept) -> Failover:
         """As in Failover."""
         return self._chain_nodes.recording(kept)
 

@@ -8,6 +8,7 @@ the audit with a pinned head, whose chain node is a file.
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import tempfile
@@ -19,12 +20,15 @@ from typing import Annotated, Literal
 import msgspec
 
 from dlx.ground import durable
+from dlx.ground.regular import opened
 from dlx.ground.untrusted import printable
+from dlx.ledger.abi import checksum
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.proof.history import Pin, parse_pin
+from dlx.ledger.proof.history import Pin, parse_pin, pinned
 from dlx.ledger.rpc import recorded
 from dlx.ledger.rpc.endpoint import Endpoint
 from dlx.ledger.rpc.failover import Failover
+from dlx.ledger.typed import Domain
 from dlx.node import version
 from dlx.node.audit.replay_choice import ReplayChoice
 from dlx.node.audit.report import Report
@@ -68,18 +72,25 @@ class Kit:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
             raise UsageFailure(f"{folder} is no audit kit of this version: {_LABEL}: {printable(str(error))}") from None
         self.folder, self.run, self.level = folder, bytes.fromhex(self._label.run[2:]), self._label.level
+        self.domain = Domain(self._label.chain_id, checksum(bytes.fromhex(self._label.ledger[2:])))
 
-    def audit(self, replay: ReplayChoice | None = None, show: _Tell = lambda line: None) -> Report:
-        """Of what lies in the kit, and of nothing else. `replay`: level 3, which the kit must be made for.
+    def audit(
+        self, replay: ReplayChoice | None = None, show: _Tell = lambda line: None, head: Pin | None = None
+    ) -> Report:
+        """Of what lies in the kit, and of nothing else. `replay`: level 3, which the kit must be made for. `head`: the
+        user's own, which is the kit's; without one the report says that the kit names its block itself.
 
         Raises LedgerError, OSError and Failure for what cannot be read.
         """
         chain = Endpoint("http://kit", recorded.Recorded(self.folder / _CHAIN))
-        client = LedgerClient(Failover([chain], _SECONDS, self._label.chain_id), self._label.ledger)
+        client = LedgerClient(Failover([chain], _SECONDS, self.domain.chain_id), self.domain.ledger)
         blobs = _KitBlobs(self.folder / _BLOBS, _verdicts(self.folder / _VERDICTS))
         with tempfile.TemporaryDirectory(prefix="dlx-audit-") as work:
             request = AuditRequest(self.run, head=self.head, replay=replay)
-            return audit_from([blobs], Path(work), client, request, show)
+            report = audit_from([blobs], Path(work), client, request, show)
+        if head is None:
+            report.source += ", which the kit names: compare it, or give --head"
+        return report
 
 
 def make_kit(
@@ -92,20 +103,25 @@ def make_kit(
     """Audit a run and keep all that was read in the new folder `out`; returns what the audit of the kit itself says.
 
     It is also made where something is FAIL: then it is what shows that. `request.head`: None, the newest block. The
-    folder appears whole or not at all. Raises Failure where the kit does not say what the chain node said, UsageFailure
-    for an `out` that is there, else as `audit`.
+    folder appears whole or not at all. Raises Failure where the kit does not say what the chain node said. Raises
+    UsageFailure for an `out` that is there or cannot be made, Contradiction for a head that the chain node does not
+    have, else as `audit`.
     """
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UsageFailure(f"{out} already exists: name a new or an empty folder")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    kept: dict[bytes, dict[str, object]] = {}
+    if os.path.lexists(out):
+        raise UsageFailure(f"--out {out}: it is there already: name a new folder")
     draft = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")  # so that the last step is a rename
     work = draft / "work"
     try:
-        (draft / _BLOBS).mkdir(parents=True)
+        try:
+            draft.mkdir()
+        except OSError as error:
+            raise UsageFailure(f"--out {out}: a folder cannot be made there: {error.strerror}") from None
+        (draft / _BLOBS).mkdir()
         work.mkdir()
+        kept = recorded.Kept()
         recording = client.recording(kept)
         head = request.head or _newest(recording)
+        pinned(recording.rpc, head)
         request = replace(request, head=head)
         with open_sources(client, request.run, request.places, say, show) as found:
             sources = [_Keeping(source, draft / _BLOBS) for source in found]
@@ -121,7 +137,7 @@ def make_kit(
             level=3 if request.replay else 2,
             made_by=f"dlx-node {version()}",
         )
-        recorded.write(draft / _CHAIN, kept)
+        kept.write(draft / _CHAIN)
         durable.write_bytes(draft / _VERDICTS, _pairs((one.data, one.signature) for one in verdicts))
         durable.write_bytes(draft / _LABEL, msgspec.json.format(msgspec.json.encode(label), indent=2) + b"\n")
         show("auditing the kit")
@@ -190,9 +206,7 @@ def _verdicts(path: Path) -> list[tuple[bytes, bytes]]:
 
 def _read(path: Path, most: int) -> bytes:
     """Raises OSError, ValueError."""
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise ValueError("is no file")
-    with path.open("rb") as file:
+    with opened(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise ValueError(f"has more than {most:,} bytes")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dlx.ground.constants import UNIT
 from dlx.ground.merkle import file_root
+from dlx.ledger.errors import Contradiction
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import Contribution, Plan, Record
 from dlx.ledger.view.run_view import RunView
@@ -75,8 +76,11 @@ def audit_outer(
     manifest = audit_manifest(report, view, blobs)
     if manifest is not None:
         if manifest.lineage is not None:
-            parent = parent_of(manifest.lineage)
-            audit_lineage(report, manifest, parent, None if parent is None else manifest_of(parent, blobs))
+            try:
+                parent = parent_of(manifest.lineage)
+                audit_lineage(report, manifest, parent, None if parent is None else manifest_of(parent, blobs))
+            except Contradiction as error:
+                report.add(LEVEL, "lineage", "FAIL", str(error))
         audit_data(report, manifest, blobs, progress)
         _OuterAudit(report, Replay(manifest, view, blobs), progress, block_hash).run()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import Contradiction
+from dlx.ledger.proof.history import Pin, pinned, proven
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.chain_trust import check_chain_nodes, drawing_hashes
 from dlx.node.audit.ledger import audit_ledger
@@ -19,7 +20,7 @@ from dlx.node.audit.report import Report
 from dlx.node.audit.request import AuditRequest
 from dlx.node.audit.sources.blobs import Source
 from dlx.node.audit.sources.search import member_verdicts, open_sources
-from dlx.node.runs.find import view_of
+from dlx.node.runs.find import replayed, view_of
 from dlx.training.recipe.manifest import Lineage
 
 Tell = Callable[[str], None]
@@ -65,7 +66,7 @@ def audit_from(
         if found is not None:
             view, history = found
             hashes = drawing_hashes(report, client, history)
-            audit_outer(report, view, sources, work, show, partial(_parent, client), hashes)
+            audit_outer(report, view, sources, work, show, partial(_parent, client, request.head, show, stack), hashes)
             if request.replay is not None:
                 from dlx.node.audit.held_out import audit_held_out
                 from dlx.node.audit.inner import audit_inner  # what it imports takes a moment
@@ -95,9 +96,13 @@ def audit_from(
     return report
 
 
-def _parent(client: LedgerClient, lineage: Lineage) -> RunView | None:
-    """The run that another one starts from, by this ledger's events; None where it is on another."""
+def _parent(client: LedgerClient, head: Pin | None, show: Tell, stack: ExitStack, lineage: Lineage) -> RunView | None:
+    """The run that another one starts from, by this ledger's events, proven to the head if one is pinned; None where it
+    is on another ledger. Of use until the stack ends. Raises Contradiction where it is not as the head proves."""
     if not is_here(lineage, client.domain):
         return None
-    with client.events() as index:
-        return view_of(client, index, bytes.fromhex(lineage.run[2:]))
+    run = bytes.fromhex(lineage.run[2:])
+    if head is None:
+        return view_of(client, stack.enter_context(client.events()), run)
+    history = stack.enter_context(proven(client, run, pinned(client.rpc, head), show))
+    return replayed(history.index, run)

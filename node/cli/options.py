@@ -121,6 +121,7 @@ class Given(NamedTuple):
 
 
 SCHEME = citation.SCHEME
+_RUN_ID = re.compile("(0x)?[0-9a-fA-F]{6,64}")
 _NUMBER, _WIDEST = re.compile(r"-\d.*"), 10_000  # what the parser takes for an option; columns of a table
 LEDGER = ("rpc_url", "chain_id", "ledger")
 FEES = ("max_fee", "max_tip", "daily_budget")
@@ -225,7 +226,9 @@ def _run_or_kit(given: str | None) -> str | None:
 
 def names_kit(given: str) -> bool:
     """Whether that is the folder of an audit kit, and no run."""
-    return not given.startswith(SCHEME) and ("/" in given or Path(given, "kit.json").is_file())
+    if given.startswith(SCHEME) or _RUN_ID.fullmatch(given):
+        return False
+    return "/" in given or Path(given, "kit.json").is_file()
 
 
 RunOrKitArgument = Annotated[

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 from dlx.ground import durable
+from dlx.ground.regular import opened
 
 CHUNK = 1 << 20
 _NAMED = 3  # sources of wrong bytes that a message names
@@ -67,7 +66,7 @@ class Folder:
         # Hash while copying: what is used later is what was checked, whatever happens to the folder meanwhile.
         source = self.path / digest.hex()
         try:
-            reader = _open(source)
+            reader = opened(source)
         except FileNotFoundError:
             return Attempt(None)
         except OSError as error:
@@ -85,7 +84,7 @@ class Folder:
         for name in sorted(os.listdir(self.path)):
             path = self.path / name
             try:
-                with _open(path) as reader:
+                with opened(path) as reader:
                     data = reader.read(len(prefix))
                     data += reader.read(limit) if data == prefix else b""
             except OSError:
@@ -155,15 +154,6 @@ def _copy(reader: BinaryIO, source: Path, digest: bytes, limit: int, into: Path)
     target = into / digest.hex()
     os.replace(partial, target)
     return Attempt(target)
-
-
-def _open(path: Path) -> BinaryIO:
-    """A regular file, for reading: nothing else is waited for, whatever lies under the name. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file")
-    return os.fdopen(descriptor, "rb")
 
 
 def _unreadable(path: Path, error: OSError) -> WrongCopy:

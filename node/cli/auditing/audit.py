@@ -117,7 +117,13 @@ def command(
             raise UsageFailure("--example is a kit of its own: leave out the run")
         if own:
             raise UsageFailure("--blobs: a kit has its own blobs")
-        _print(_of_kit(_kit(run, pin, level), choice, json), json)
+        if given.settings["rpc_url"]:
+            raise UsageFailure("--rpc-url: a kit has its own chain node: name a block of yours with --head")
+        kit = _kit(run, pin, level)
+        for name, theirs in (("ledger", kit.domain.ledger), ("chain_id", kit.domain.chain_id)):
+            if (mine := given.settings[name]) is not None and str(mine).lower() != str(theirs).lower():
+                raise UsageFailure(f"--{name.replace('_', '-')} {mine}: the kit is of {theirs}")
+        _print(_of_kit(kit, choice, pin, json), json)
     folder, settings = options.folder(given)
     with ends_as_interrupted(), failures_as_not_ready(), Progress(json) as progress:
         progress.step(f"auditing {f'run {run}' if run else 'the run'}")
@@ -148,10 +154,10 @@ def _kit(folder: str | None, pin: Pin | None, level: int) -> Kit:
     return kit
 
 
-def _of_kit(kit: Kit, choice: ReplayChoice | None, json: bool) -> Report:
+def _of_kit(kit: Kit, choice: ReplayChoice | None, pin: Pin | None, json: bool) -> Report:
     with ends_as_interrupted(), failures_as_not_ready(), Progress(json) as progress:
         progress.step(f"auditing the kit {kit.folder}")
-        return kit.audit(choice, progress.show)
+        return kit.audit(choice, progress.show, pin)
 
 
 def _print(report: Report, json: bool) -> NoReturn:

@@ -46,6 +46,7 @@ def command(
 
     A kit is also made of a run that does not pass: it shows that. Exit codes as those of `audit`.
     """
+    out = out.absolute()
     own = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     pin, choice = pin_of(head), choice_of(level)
     folder, settings = options.folder(given)
@@ -58,13 +59,13 @@ def command(
         places = Places(own, tuple(folder.blob_folders), settings.bootstrap, settings.mailboxes)
         with ledger_or_finding(settings, folder) as client:
             request = AuditRequest(run_named(client, run), places, pin, choice)
-            report = make_kit(client, request, out.absolute(), progress.show, progress.say)
+            report = make_kit(client, request, out, progress.show, progress.say)
     size = sum(path.stat().st_size for path in out.rglob("*"))
-    made = {"kit": out.absolute(), "run": "0x" + report.run.hex(), "head": str(Kit(out).head), "size": size}
+    made = {"kit": out, "run": "0x" + report.run.hex(), "head": str(Kit(out).head), "size": size}
     if json:
         options.print_json(made | {"verdict": report.json()["verdict"]})
     else:
-        checked = f"{program()} audit {shlex.quote(str(out.absolute()))}"
+        checked = f"{program()} audit {shlex.quote(str(out))}"
         shown = made | {"size": formatting.size(size), "verdict": report.verdict, "audit it": checked}
         options.print_fields(list(shown.items()))
     raise typer.Exit(report.exit_code)

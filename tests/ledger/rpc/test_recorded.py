@@ -10,7 +10,7 @@ import pytest
 
 from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.rpc.json_rpc import Request
-from dlx.ledger.rpc.recorded import Recorded, Recording, write
+from dlx.ledger.rpc.recorded import Kept, Recorded, Recording
 
 LOGS = [{"blockNumber": hex(block), "logIndex": hex(index)} for block, index in ((3, 0), (3, 1), (7, 0), (9, 4))]
 
@@ -44,14 +44,14 @@ class Node:
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Recorded:
-    kept: dict[bytes, dict[str, Any]] = {}
+    kept = Kept()
     node = Recording(Node(), kept)
     node.ask([("eth_getBlockByNumber", ("0x1", False)), ("eth_getProof", ("0xa", [], "0x1"))], 1)
     with pytest.raises(RpcError):
         node.ask([_logs(0, 9)], 1)
     node.ask([_logs(0, 4)], 1)
     node.ask([_logs(5, 9), ("eth_chainId", ())], 1)
-    write(tmp_path / "chain.jsonl", kept)
+    kept.write(tmp_path / "chain.jsonl")
     return Recorded(tmp_path / "chain.jsonl")
 
 
@@ -64,7 +64,7 @@ def test_it_answers_what_was_asked_and_refuses_what_was_refused_and_what_was_nev
         [("eth_getBlockByNumber", ["0x1", False]), ("eth_getProof", ["0xa", [], "0x1"]), ("eth_getCode", ["0xb"])], 1
     )
     assert found[0] == {"of": ["0x1", False]}
-    assert (found[1].code, "no such state" in str(found[1])) == (-32000, True)
+    assert (found[1].code, "no such state" in str(found[1])) == (-32000, False)
     assert "chain.jsonl has no answer to this eth_getCode" in str(found[2])
     assert not recorded.tells(1)
 

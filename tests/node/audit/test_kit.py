@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from dlx.ground.blobs import write_blob
+from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import LedgerError
 from dlx.ledger.proof.history import Pin
 from dlx.node.audit.kit import EXAMPLE, Kit, make_kit
@@ -22,6 +24,8 @@ from dlx.node.audit.report import Report
 from dlx.node.audit.request import AuditRequest
 from dlx.node.audit.sources.places import Places
 from dlx.node.home.errors import Failure, UsageFailure
+from dlx.node.runs.find import config_of, genesis_of
+from dlx.training.recipe.manifest import Lineage, canonical_bytes
 from tests.history_builder import History
 from tests.node.command import dlx
 
@@ -75,6 +79,8 @@ def test_a_kit_says_offline_what_the_chain_and_the_peers_said(made: Path) -> Non
     rows = {row["check"]: row["PASS"] for row in report.json()["table"]}
     assert rows["seal"] == 6 and rows["replay"] == 6 and rows["bytecode"] == 6 and rows["chain node"] == 1
     assert report.source.startswith(f"proven to block {Kit(made).head.number} 0x")
+    assert report.source.endswith("which the kit names: compare it, or give --head")
+    assert "kit" not in Kit(made).audit(head=Kit(made).head).source
 
 
 @pytest.mark.usefixtures("offline")
@@ -103,7 +109,49 @@ def test_the_command_says_what_is_wrong_with_what_it_is_given(made: Path, tmp_pa
     assert "the kit ends with block" in said(made, "--head", f"3:0x{'5c' * 32}")
     assert "a kit has its own blobs" in said(made, "--blobs", tmp_path)
     assert "leave out the run" in said(made, "--example")
-    assert PASSED in dlx("audit", made, "--head", Kit(made).head).stdout
+    assert "--rpc-url: a kit has its own chain node" in said(made, "--rpc-url", "http://127.0.0.1:9")
+    assert f"--ledger 0x{'11' * 20}: the kit is of 0x" in said(made, "--ledger", f"0x{'11' * 20}")
+    assert "--chain-id 4242: the kit is of 31337" in said(made, "--chain-id", 4242)
+    where = ("--ledger", Kit(made).domain.ledger, "--chain-id", 31337)
+    assert PASSED in dlx("audit", made, "--head", Kit(made).head, *where).stdout
+
+
+def test_a_folder_whose_name_is_a_runs_id_is_no_kit(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(made, tmp_path / "0x9afc55")
+    monkeypatch.chdir(tmp_path)
+    where = ("--rpc-url", "http://127.0.0.1:9", "--ledger", f"0x{'11' * 20}")
+    assert "no answer from the chain node at 127.0.0.1:9" in dlx("audit", "0x9afc55", *where, code=3).stderr
+    assert PASSED in dlx("audit", "./0x9afc55").stdout
+
+
+def test_the_run_that_another_starts_from_is_proven_to_the_head_too(honest_history: History, tmp_path: Path) -> None:
+    """It says that it starts from a version of an honest run, and does not. Whoever alters what the chain node said of
+    that version has its hash right, and is found."""
+    history, client = honest_history, honest_history.client()
+    lineage = Lineage(client.domain.chain_id, client.domain.ledger, f"0x{history.run.hex()}", 3)
+    child = msgspec.structs.replace(history.manifest, name="child", lineage=lineage)
+    write_blob(history.blobs, [canonical_bytes(child)])
+    creator = LedgerClient(history.rpc_url, history.ledger, next(iter(history.keys.values())))
+    run = creator.create_run(config_of(child), child.name, genesis_of(child))
+    kit = tmp_path / "kit"
+
+    def details() -> list[str]:
+        return [check.detail for check in Kit(kit).audit().checks if check.check == "lineage"]
+
+    make_kit(client, AuditRequest(run, Places(own=(history.blobs,))), kit)
+    assert "the first weights are not those of" in details()[0]
+
+    def lied_about(line: dict[str, Any]) -> dict[str, Any]:
+        if line["method"] == "eth_getLogs":
+            for stage in range(2):
+                for log in line["result"]:
+                    log["data"] = log["data"].replace(history.versions[stage, 3].hex(), child.genesis[stage].sha256)
+        return line
+
+    _altered(kit, lied_about)
+    assert "the chain node at kit told of another log" in details()[0]
 
 
 def test_a_kit_with_an_altered_or_a_lost_blob_does_not_pass(kit: Path, honest_history: History) -> None:
@@ -190,7 +238,7 @@ def test_a_kit_is_also_made_of_a_run_that_does_not_pass_and_shows_that(
     assert made.exit_code == 4 and made.verdict.ledger == "PASS"
     again: Report = Kit(tmp_path / "bare").audit()
     assert again.counts() == made.counts()
-    with pytest.raises(UsageFailure, match="already exists"):
+    with pytest.raises(UsageFailure, match="it is there already"):
         make_kit(honest_history.client(), request, kit)
 
 
@@ -199,14 +247,25 @@ def test_the_command_makes_a_kit(honest_history: History, tmp_path: Path) -> Non
     made = json.loads(dlx("audit-kit", honest_history.run.hex(), *where, "--out", tmp_path / "kit", "--json").stdout)
     assert made["verdict"]["outer_steps"] == "PASS" and made["size"] > 100_000
     assert str(Kit(tmp_path / "kit").head) == made["head"]
-    assert "already exists" in dlx("audit-kit", *where, "--out", tmp_path / "kit", code=2).stderr
+    wrong = f"3:0x{'5c' * 32}"
+    for out, head, code, said in (
+        ("kit", None, 2, "it is there already"),
+        (".", None, 2, "it is there already"),
+        ("none/kit", None, 2, "a folder cannot be made there: No such file or directory"),
+        ("other", wrong, 3, "could not audit"),
+    ):
+        pin = () if head is None else ("--head", head)
+        assert (
+            said in dlx("audit-kit", honest_history.run.hex(), *where, "--out", tmp_path / out, *pin, code=code).stderr
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kit"]
 
 
 def test_what_is_no_file_is_not_waited_for(kit: Path) -> None:
-    for name, error in (("chain.jsonl", LedgerError), ("verdicts.json", Failure), ("kit.json", UsageFailure)):
+    for name, error in (("chain.jsonl", OSError), ("verdicts.json", OSError), ("kit.json", UsageFailure)):
         (kit / name).unlink()
         os.mkfifo(kit / name)
-        with pytest.raises(error, match="is no file"):
+        with pytest.raises(error, match="is no regular file"):
             Kit(kit).audit()
         (kit / name).unlink()
         shutil.copyfile(EXAMPLE / name, kit / name)
