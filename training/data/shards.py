@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 
 from dlx.ground.blobs import LOST, BlobError, Damaged, read_blob
 from dlx.ground.errors import DlxError
+from dlx.ground.untrusted import decode_json
 from dlx.training.data.order import SampleOrder
 from dlx.training.data.rows import BEGINS, IDS, SILENT
 from dlx.training.recipe.recipe import BlobRef, Sha256
@@ -155,7 +156,7 @@ def parse_data_manifest(data: bytes) -> DataManifest:
     if len(data) > MAX_MANIFEST_BYTES:
         raise DataError(f"data manifest: expected at most {MAX_MANIFEST_BYTES} bytes, got {len(data)}")
     try:
-        manifest = msgspec.json.decode(data, type=DataManifest)
+        manifest = decode_json(data, DataManifest)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise DataError(f"data manifest: {error}") from None
     if wrong := _contradiction(manifest):

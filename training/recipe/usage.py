@@ -15,6 +15,7 @@ import msgspec
 import rfc8785
 from msgspec import Meta, Struct
 
+from dlx.ground.untrusted import decode_json
 from dlx.training.recipe.huggingface import MAX_CONFIG_BYTES, read_json, read_text
 from dlx.training.recipe.strict import ManifestError, convert
 
@@ -104,7 +105,7 @@ def parse(data: bytes) -> Usage:
     if len(data) > MAX_BYTES:
         raise ManifestError(f"usage: expected at most {MAX_BYTES} bytes, got {len(data)}")
     try:
-        raw = msgspec.json.decode(data)
+        raw = decode_json(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ManifestError(f"usage: not readable as JSON ({error})") from None
     usage = convert(raw, Usage, "usage.")

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from dlx.ground import durable
 from dlx.ground.blobs import LOST, BlobError
+from dlx.ground.untrusted import decode_json
 from dlx.training.codecs import Codec, CodecError
 from dlx.training.models import weights
 from dlx.training.outer.payloads import Payload
@@ -74,7 +75,7 @@ class SlotFiles:
             return None
         try:
             data = self._file.read_bytes()
-            found = msgspec.json.decode(data, type=_Numbered).format
+            found = decode_json(data, _Numbered).format
             if found > FORMAT:
                 raise SlotError(
                     f"{self._file} was written by a newer dlx-node (format {found}, this one knows {FORMAT}): use that "
@@ -85,7 +86,7 @@ class SlotFiles:
                     f"{self._file} was written by an older dlx-node (format {found}, this one knows {FORMAT}): "
                     f"remove {self._directory} to start the slot from zero"
                 )
-            state = msgspec.json.decode(data, type=State)
+            state = decode_json(data, State)
         except msgspec.MsgspecError as error:
             raise self.damaged(f"slot.json: {error}") from error
         except OSError as error:
