@@ -102,7 +102,7 @@ def act(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
             follower.seen.set(seen)
             place: Any = membership
             assignment = Assignment(follower, place, supervisor, stage, rest=rest)
-            context = make_context(manifest=None, directory=tmp_path)
+            context = make_context(manifest=SimpleNamespace(is_exact=False), directory=tmp_path)
             monkeypatch.setattr(Assignment, "finished", False)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(supervisor.keep, "training", assignment.run)
@@ -173,6 +173,14 @@ def test_no_slot_is_taken_by_ranks_that_cannot_share_the_model() -> None:
     context = make_context(manifest=SimpleNamespace(model=Model(CASES["gpt2"][0])))
     assignment = Assignment(nobody, nobody, Supervisor(), None, Placement(ranks=4, tensor_parallel=4))
     with pytest.raises(Failure, match="tensor_parallel 4: there is no plan for gpt2; use 1"):
+        assignment.open(context)
+
+
+def test_no_slot_of_an_exact_run_is_taken_where_the_settings_name_a_gpu() -> None:
+    nobody: Any = None
+    context = make_context(manifest=SimpleNamespace(is_exact=True))
+    assignment = Assignment(nobody, nobody, Supervisor(), None, Placement(device="cuda"))
+    with pytest.raises(Failure, match="device cuda: an exact run is computed on the CPU: choose cpu, or auto"):
         assignment.open(context)
 
 
