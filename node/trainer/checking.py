@@ -31,7 +31,8 @@ def carry_out(work: Work) -> Outcome:
     began = time.monotonic()
     try:
         manifest = parse(read_blob(Path(work.blobs) / work.manifest.hex(), MAX_BYTES))
-        placement = settle(of_run(manifest, work.placement))
+        wanted = Placement(threads=work.placement.threads) if manifest.is_exact else work.placement
+        placement = settle(of_run(manifest, wanted))
         take(placement)
         try:
             outcome = _checked(work, manifest, placement)

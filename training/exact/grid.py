@@ -8,6 +8,7 @@ of two and rounded once.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -70,11 +71,13 @@ def total(values: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
 
 def scattered(values: Tensor, rows: Tensor, count: int) -> Tensor:
     """[count, width] whose row i is the sum of the rows of `values` [n, width] that `rows` [n] (int64) say are i's.
-    All rows share the grids of their columns."""
-    found = on_grid(values, 0, _DOUBLE - _log2(len(values)))
+    All rows share the grids of their columns. A column with a value that is not finite is NaN in all rows: as a whole
+    number it would be another one on each machine."""
+    is_finite = values.isfinite().all(0)
+    found = on_grid(torch.where(is_finite, values, 0), 0, _DOUBLE - _log2(len(values)))
     sums = torch.zeros(count, values.shape[1], dtype=torch.int64, device=values.device)
     sums.index_add_(0, rows, found.integers.to(torch.int64))
-    return (sums.double() * power_of_two(found.exponents)).to(values.dtype)
+    return torch.where(is_finite, sums.double() * power_of_two(found.exponents), math.nan).to(values.dtype)
 
 
 def _unsigned(sums: Tensor) -> Tensor:

@@ -121,6 +121,8 @@ def _check_arithmetic(recipe: Recipe) -> None:
         fail("precision", 'expected "float32" where arithmetic is "exact"', recipe.precision)
     if recipe.inner.optimiser == "shampoo":
         fail("inner.optimiser", 'expected "muon" or "adamw" where arithmetic is "exact"', recipe.inner.optimiser)
+    if recipe.codec.name == "lowrank":  # whose payloads are compared with a tolerance
+        fail("codec.name", 'expected "int4", "ternary" or "topk" where arithmetic is "exact"', recipe.codec.name)
 
 
 def _check_plan(codec: Codec, plan: Plan) -> None:

@@ -1,5 +1,6 @@
 """The tensors that went over a stage's pipes in a segment, captured: what a replay gets in place of its neighbours."""
 
+import hashlib
 import struct
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ class Captured:
         self._slack, self._norm = slack, 0.0
         self._apart, self._whole = defaultdict[str, float](float), defaultdict[str, float](float)  # squares, by kind
         self.first_apart: dict[str, int] = {}  # of each kind the first step in which a bit of it differs
+        self._hashed = hashlib.sha256()
 
     @property
     def is_compared(self) -> bool:
@@ -53,9 +55,16 @@ class Captured:
         """The largest of the kinds of tensors."""
         return max((ratio(self._apart[kind], whole) for kind, whole in self._whole.items()), default=0.0)
 
+    @property
+    def hash(self) -> bytes:
+        """The sha256 of the tensors that it got: a file's of that name, where they are those that were sent."""
+        return self._hashed.digest()
+
     def send(self, kind: str, step: int, micro: int, data: Bytes) -> None:
         if kind == "norm":
             self._norm = struct.unpack("<d", data)[0] ** 0.5
+        if kind in self._pieces:
+            self._hashed.update(data)
         if kind in self._pieces and self._sent is not None:
             piece = self._pieces[kind]
             recorded = self._sent.read(piece.size)

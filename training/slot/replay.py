@@ -56,7 +56,7 @@ from dlx.training.slot.distances import (
 from dlx.training.slot.energy import TOLERANCE, kept_energy
 from dlx.training.slot.equality import states_apart, steps_apart
 from dlx.training.slot.segments import segment, segment_steps
-from dlx.training.slot.trace import Statement, Step, Trace, handed_over, trace_faults
+from dlx.training.slot.trace import Boundary, Statement, Step, Trace, handed_over, trace_faults
 
 
 class Missing(Exception):
@@ -328,6 +328,7 @@ class _Again:
     end: "Arrays | _Claimed"  # claimed, of the weights
     end_moments: Arrays  # claimed
     said: Sequence[Step]
+    between: Boundary
     loop: InnerLoop
     norms: Sequence[Norms]
     losses: Sequence[float]
@@ -339,6 +340,12 @@ class _Again:
         with."""
         sent = {kind: step for one in (self.behind, self.ahead) if one for kind, step in one.first_apart.items()}
         found = steps_apart(first, self.norms, self.losses, self.said, sent)
+        for what, link, name in (
+            ("activations", self.ahead, self.between.activations_out),
+            ("gradients", self.behind, self.between.gradients_out),
+        ):
+            if link is not None and not link.is_compared and link.hash != name:  # who received them shows nothing
+                found.append(f"the {what} sent are not those that it named")
         replayed, end = self.loop.weights(), self.end
         if isinstance(end, _Claimed):
             found += states_apart("the round's change", end.change, end.given(replayed))
@@ -419,7 +426,7 @@ def _replay(
             raise NotCheckable(f"on this machine {error}") from error
     end_moments = files.state(after.optimiser, files.moments, "the optimiser state at the segment's end")
     end = claimed or files.state(after.weights, files.shapes, "the weights at the segment's end")
-    again = _Again(start, moments, end, end_moments, said, loop, norms, losses, behind, ahead)
+    again = _Again(start, moments, end, end_moments, said, between, loop, norms, losses, behind, ahead)
     found = Checked(
         reasons=(),
         loss_stated=math.fsum(one.loss for one in said) / steps,
@@ -427,7 +434,7 @@ def _replay(
         uncompared=tuple(
             what
             for what, one in (("activations", ahead), ("gradients", behind))
-            if one is not None and not one.is_compared
+            if one is not None and not one.is_compared and not manifest.is_exact
         ),
     )
     if manifest.is_exact:

@@ -1,5 +1,6 @@
 """Products and sums whose bits depend on no order, beside a second implementation in integers."""
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -89,3 +90,10 @@ def test_a_zero_is_positive_whatever_the_order_made_of_it() -> None:
     zeros = torch.tensor([[-1.0, 1.0]]) * torch.zeros(2, 2)
     for found in (product(torch.tensor([[-1.0]]), torch.zeros(1, 1), 21), total(-zeros, [1]), total(zeros, [0])):
         assert not found.signbit().any()
+
+
+def test_a_column_that_is_not_finite_is_nan_in_all_rows() -> None:
+    """As a whole number it would be another one on each machine."""
+    values = torch.tensor([[1.0, math.inf, 3.0], [2.0, 5.0, math.nan]])
+    found = scattered(values, torch.tensor([0, 1]), 3)
+    assert found[:, 0].tolist() == [1.0, 2.0, 0.0] and found[:, 1:].isnan().all()

@@ -87,3 +87,15 @@ def test_training_has_the_same_bits_with_other_instructions_and_threads(
         command, env=os.environ | others, capture_output=True, text=True, timeout=patient(60), check=True
     )
     assert json.loads(made.stdout) == [here, loss]
+
+
+def test_an_operator_that_is_not_torchs_own_is_refused() -> None:
+    """What it does inside is not seen."""
+
+    @torch.library.custom_op("dlx_tests::doubled", mutates_args=())
+    def doubled(values: Tensor) -> Tensor:
+        return values * 2
+
+    assert doubled(torch.ones(2)).tolist() == [2.0, 2.0]
+    with Exact(21), pytest.raises(NotExact, match="dlx_tests::doubled is not computed exactly"):
+        doubled(torch.ones(2))

@@ -177,6 +177,11 @@ def test_sources_may_be_absolute_and_lie_beside_any_folder_name(tmp_path: Path) 
         ),
         (
             "rounds = 40",
+            'rounds = 40\narithmetic = "exact"\ncodec.name = "lowrank"',
+            'codec.name: expected "int4", "ternary" or "topk" where arithmetic is "exact", got "lowrank"',
+        ),
+        (
+            "rounds = 40",
             'rounds = 40\narithmetic = "exact"\nexact_bits = 22',
             "exact_bits: expected a whole number <= 21, got 22",
         ),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dlx.training.data.shards import Dataset
@@ -15,7 +16,7 @@ from dlx.training.exact import mode
 from dlx.training.inner.loop import InnerLoop
 from dlx.training.recipe.manifest import Manifest
 from dlx.training.recipe.recipe import Inner, Outer, Plan
-from dlx.training.slot.replay import NotCheckable
+from dlx.training.slot.replay import NotCheckable, sent
 from tests.patience import patient
 from tests.training.slot.test_replay import Replica
 
@@ -107,6 +108,39 @@ def test_a_weight_that_is_1e_6_off_in_one_step_is_found(trained: Callable[..., R
         and " values differ, the first: lm_head.weight[" in weights
     )
     assert state.startswith("the optimiser state: ") and "exp_avg" in state
+
+
+class _Feeding(InnerLoop):
+    """Gives the next stage other activations than it has computed."""
+
+    def step(self, index: int, total_steps: int, samples: Any, previous: Any, next: Any, *rest: Any) -> float:
+        return super().step(index, total_steps, samples, previous, _Louder(next), *rest)
+
+
+class _Louder:
+    def __init__(self, link: Any) -> None:
+        self._link, self.recv = link, link.recv
+
+    def send(self, kind: str, step: int, micro: int, data: bytes) -> None:
+        louder = (np.frombuffer(data, "<f4") * np.float32(1.5)).tobytes() if kind == "activation" else data
+        self._link.send(kind, step, micro, louder)
+
+
+def test_tensors_that_were_sent_are_compared_where_nobody_shows_them_too(
+    trained: Callable[..., Replica], tmp_path: Path
+) -> None:
+    """By the hash that their sender named: the stage after may be its accomplice, or slow."""
+    run = trained(PIPE, plan=Plan(inner_steps=2))
+    run.round({0: _Feeding})
+    public = run.hand_over(0, 0, tmp_path / "public")
+    assert run.check(run.drawn(1, 0, 0), public).honest, "who was fed"
+    drawn = run.drawn(0, 0, 0)
+    shown = run.check(drawn, public)
+    for name in sent(drawn):
+        (public / name.hex()).unlink()
+    hidden = run.check(drawn, public)
+    assert hidden.reasons == ("the activations sent are not those that it named",) and not hidden.uncompared
+    assert shown.reasons == ("inner step 0 is the first that differs, in its activation",)
 
 
 def test_the_last_step_of_a_round_is_compared_by_the_change(trained: Callable[..., Replica], tmp_path: Path) -> None:
