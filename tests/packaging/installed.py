@@ -37,6 +37,8 @@ def base_alone(python: Path, cwd: Path) -> None:
     holds("a folder training/ does not shadow ours", "site-packages" in where, where)
     code = "import dlx.node.audit.outer, dlx.node.checkpoints.pull, dlx.node.audit.sources.peers"
     run(python, "-c", code, cwd=cwd)
+    said = run(python.with_name("dlx-node"), "audit", "--example", cwd=cwd)
+    holds("the base alone audits the example", "verdict: ledger PASS, outer steps PASS" in said, said)
     said = run(python.with_name("dlx-node"), "demo", cwd=cwd, code=3)
     holds("a missing extra is named", 'this needs the extra "train"' in said, said)
 

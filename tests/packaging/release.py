@@ -35,6 +35,7 @@ ALLOWED = (
     r"dlx/contracts/artifacts/[A-Za-z]+\.json",
     rf"dlx/{STATIC}/[A-Za-z0-9.]+\.(js|css|svg|txt)",
     r"dlx/node/web/templates/[a-z_]+\.html",
+    r"dlx/node/audit/example/([a-z]+\.jsonl?|blobs/[0-9a-f]{64})",
     rf"dlx_node-{re.escape(VERSION)}\.data/data/share/man/man1/dlx-node[a-z-]*\.1",
     rf"dlx_node-{re.escape(VERSION)}\.dist-info/(METADATA|WHEEL|RECORD|entry_points\.txt|top_level\.txt|licenses/LICENSE)",
 )
@@ -113,6 +114,8 @@ def contents(sdist: Path, wheel: Path) -> None:
     parts = ("node", "p2p", "ledger", "training", "ground")
     wanted = {f"dlx/{path.relative_to(ROOT)}" for part in parts for path in (ROOT / part).rglob("*.py")}
     wanted |= {f"dlx/{path.relative_to(ROOT)}" for path in (ROOT / "node" / "web").glob("*/*") if path.suffix != ".py"}
+    example = (ROOT / "node" / "audit" / "example").rglob("*")
+    wanted |= {f"dlx/{path.relative_to(ROOT)}" for path in example if path.is_file()}
     wanted |= {f"dlx/contracts/artifacts/{path.name}" for path in (ROOT / "contracts" / "artifacts").glob("*.json")}
     manual = f"dlx_node-{VERSION}.data/data/share/man/man1"
     wanted |= {"dlx/py.typed", "dlx/api.py"} | {f"{manual}/{path.name}" for path in (ROOT / "docs/man").glob("*.1")}
