@@ -40,6 +40,8 @@ def main(
     runs: Annotated[bool, typer.Option(help="Play them in real runs.")] = True,
     replicas: Annotated[int, typer.Option(min=2, help="Of each training.")] = 4,
     liars: Annotated[int, typer.Option(min=0, help="Of each training; 0: as the attack has it.")] = 0,
+    until: Annotated[int, typer.Option(min=0, help="Rounds after which liars are found out and gone; 0: never.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each attack, whose mean loss is shown.")] = 1,
     delay: Annotated[int, typer.Option(min=0, max=1, help="Of each training.")] = 0,
     codec: Annotated[str, typer.Option(help=f"Of each training: {', '.join(PLANS)}.")] = "int4",
     policy: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(POLICIES)}.", show_default="all")] = None,
@@ -59,7 +61,10 @@ def main(
         raise typer.BadParameter(f"{codec}: expected one of {', '.join(PLANS)}", param_hint="--codec")
     if liars >= replicas:
         raise typer.BadParameter(f"{liars}: expected fewer than there are replicas ({replicas})", param_hint="--liars")
-    company, policies = Company(replicas, liars, delay, codec), [one for one in POLICIES if one in (policy or POLICIES)]
+    company, policies = (
+        Company(replicas, liars, until, delay, codec),
+        [one for one in POLICIES if one in (policy or POLICIES)],
+    )
     chosen = [lie for name, lie in LIES.items() if not only or name in only]
     rows: list[dict[str, Any]] = [
         {"attack": lie.name, "about": lie.about, "work": lie.work, "liars": lie.liars} for lie in chosen
@@ -68,7 +73,11 @@ def main(
         for lie, row in zip(chosen, rows, strict=True) if harm else ():
             if not lie.harms:
                 continue
-            row["loss"] = finite(_harm(lie, Path(folder) / "harm", harm_rounds, company, policies))
+            losses = _harm(lie, Path(folder) / "harm", harm_rounds, company, policies, seeds)
+            row["loss"] = finite({policy: sum(each) / seeds for policy, each in losses.items()})
+            row["losses"] = {
+                policy: [one if math.isfinite(one) else None for one in each] for policy, each in losses.items()
+            }
             _note(json.dumps(row))
         played = [(lie, row) for lie, row in zip(chosen, rows, strict=True) if runs and not lie.beside]
         for place in sorted({_place(lie) for lie, _ in played}):
@@ -84,7 +93,7 @@ def main(
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
     command = f"python -m benchmarks.attacks {' '.join(sys.argv[1:])}"
     result: dict[str, Any] = {"command": command, "machine": machine, "harm_rounds": harm_rounds}
-    result |= {"company": asdict(company), "share": share, "rows": rows}
+    result |= {"company": asdict(company), "seeds": seeds, "share": share, "rows": rows}
     if runs:
         result["honest"] = {key: sum(row.get(key, 0) for row in rows) for key in ("honest_checked", "blamed")}
     if json_file is not None:
@@ -121,7 +130,10 @@ def _without(lie: Lie) -> str:
     return next(one.name for one in LIES.values() if one.is_honest and of_run(one) == of_run(lie))
 
 
-def _harm(lie: Lie, out: Path, rounds: int, company: Company, policies: Sequence[str]) -> dict[str, float]:
+def _harm(
+    lie: Lie, out: Path, rounds: int, company: Company, policies: Sequence[str], seeds: int
+) -> dict[str, list[float]]:
+    """The held-out losses of each policy, one of each seed."""
     import torch
 
     torch.set_num_threads(1)
@@ -129,7 +141,8 @@ def _harm(lie: Lie, out: Path, rounds: int, company: Company, policies: Sequence
     if not (out / "data.json").exists():
         prepare(setting, out)
     proven(lie, setting, STEPS, out)
-    return {policy: heldout(lie, policy, setting, rounds, STEPS, out, company) for policy in policies}
+    run = setting, rounds, STEPS, out, company
+    return {policy: [heldout(lie, policy, *run, seed) for seed in range(seeds)] for policy in policies}
 
 
 def _shown(loss: float | None, without: float | None) -> str:

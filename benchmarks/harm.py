@@ -46,6 +46,7 @@ class Company:
 
     replicas: int = 4
     liars: int = 0  # 0: as many as the lie has
+    until: int = 0  # rounds after which the liars are found out, and gone; 0: nobody finds them out
     delay: int = 0
     codec: str = "int4"
     optimiser: InnerOptimiser = "muon"
@@ -56,7 +57,8 @@ class Company:
         quick = changed(slow, beside=0)
         honest = self.replicas - (self.liars or lie.liars)
         others = [quick if replica < lie.quick else slow for replica in range(honest)]
-        return [*others, *[lie] * (self.replicas - honest)]
+        liar = lie if lie.is_honest else changed(lie, ends=self.until)
+        return [*others, *[liar] * (self.replicas - honest)]
 
     def method(self, policy: str, steps: int) -> Method:
         outer = {"policy": policy} | ({"lr": 0.8, "delay": 1, "alpha": 0.8} if self.delay else {})
@@ -64,9 +66,11 @@ class Company:
         return Method("attack", inner={"optimiser": self.optimiser}, plan=plan, outer=outer, codec=self.codec)
 
 
-def heldout(lie: Lie, policy: str, setting: Setting, rounds: int, steps: int, out: Path, company: Company) -> float:
+def heldout(
+    lie: Lie, policy: str, setting: Setting, rounds: int, steps: int, out: Path, company: Company, seed: int = 0
+) -> float:
     """The held-out loss after so many rounds, in nats per token; infinite where training broke down."""
-    manifest = manifest_of(Job(company.method(policy, steps), setting, 1e-2, 0, rounds * steps), out)
+    manifest = manifest_of(Job(company.method(policy, steps), setting, 1e-2, seed, rounds * steps), out)
     dataset = Dataset.open(out / "blobs" / manifest.data.manifest.sha256, out / "blobs")
     try:
         *_, last = rounds_of(manifest, dataset, company.lies(lie), rounds)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.gate import LATE
 from tests.patience import patient
 
 # Before torch and numpy are imported, and for all processes that tests start: threads of a small model mostly wait for
@@ -80,7 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     within = item.config.getoption("--begin-within")
     if within and time.monotonic() > BEGUN + within:
-        pytest.skip(f"it would begin after {within:g} s")
+        pytest.skip(f"{LATE}: it would begin after {within:g} s")
 
 
 def _limit(item: pytest.Item) -> float:

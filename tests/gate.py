@@ -23,12 +23,14 @@ from typing import NamedTuple
 FOLDER = Path("build/ci")
 BEGIN_SECONDS = 45 * 60  # no long step begins later: CI gives a run 90 minutes
 END_SECONDS = 78 * 60  # what still runs then is ended
+TEST_SECONDS = 6 * 60  # before that no test of a long step begins any more
 AGAIN_SECONDS = 86 * 60  # likewise what runs once more
 MOST_ALONE = 30  # failed tests of a step that run once more: so many do not fail by the clock
 LONGEST = 10
 TAIL = 60  # lines of what failed
 GRACE_SECONDS = 10.0
 ARGS = "{args}"
+LATE = "no time is left"  # how the reason of a skip begins, see tests/conftest.py
 
 
 class Step(NamedTuple):
@@ -39,7 +41,7 @@ class Step(NamedTuple):
     needs: tuple[str, ...] = ()  # steps without which it cannot run
     beside: bool = False  # mostly waits, or has one thread: the next steps run beside it
     clock: bool = False  # has deadlines, so that all of it runs again where it failed
-    long: bool = False  # is not begun when it is late
+    long: bool = False  # is not begun when it is late; nor are its tests
 
     @property
     def is_pytest(self) -> bool:
@@ -61,13 +63,15 @@ class Outcome(NamedTuple):
     flaky: tuple[Failure, ...] = ()  # failed first, and passed alone
     longest: tuple[tuple[float, str], ...] = ()  # seconds and names of tests
     may_pass_alone: bool = False
+    late: int = 0  # tests that were not begun
     not_run: str = ""  # why
 
     @property
     def state(self) -> str:
         if self.not_run:
             return f"not run: {self.not_run}"
-        return "FAILED" if self.failures else "passed, flaky" if self.flaky else "passed"
+        ended = "FAILED" if self.failures else "passed, flaky" if self.flaky else "passed"
+        return f"{ended}; {self.late} not run: no time was left" if self.late else ended
 
 
 INSTALL = "make .venv/.dev contracts/node_modules/.installed"
@@ -112,9 +116,10 @@ class Gate:
         begin: float = BEGIN_SECONDS,
         end: float = END_SECONDS,
         again: float = AGAIN_SECONDS,
+        test: float = TEST_SECONDS,
     ) -> None:
-        """`options`: for pytest, of every step. `begin`, `end`, `again`: seconds from now."""
-        self._folder, self._options = folder, options
+        """`options`: for pytest, of every step. `begin`, `end`, `again`: seconds from now. `test`: before the end."""
+        self._folder, self._options, self._test_seconds = folder, options, test
         now = time.monotonic()
         self._begin, self._end, self._again_until = now + begin, now + end, now + again
         self._running: set[subprocess.Popen[bytes]] = set()
@@ -177,8 +182,10 @@ class Gate:
         log, report = self._folder / f"{name}.log", self._folder / f"{name}.xml"
         report.unlink(missing_ok=True)
         cache = (self._folder / "cache" / step.name).resolve()
-        args = f"--junitxml={report} -o cache_dir={cache} {self._options} {more}"
         begun, cut_off = time.monotonic(), ""
+        args = f"--junitxml={report} -o cache_dir={cache} {self._options} {more}"
+        if step.long:
+            args += f" --begin-within {max(1.0, until - begun - self._test_seconds):.0f}"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 ["bash", "-c", step.command.replace(ARGS, args)],
@@ -202,14 +209,22 @@ class Gate:
             return Outcome(step, seconds, int(not failures), failures, may_pass_alone=step.clock and not cut_off)
         if process.returncode != 0 and not tests.failures:  # such as an interpreter that crashed behind the last test
             return Outcome(step, seconds, tests.passed, (whole,), longest=tests.longest)
-        few = len(tests.failures) <= MOST_ALONE
-        return Outcome(step, seconds, tests.passed, tests.failures, longest=tests.longest, may_pass_alone=few)
+        return Outcome(
+            step,
+            seconds,
+            tests.passed,
+            tests.failures,
+            longest=tests.longest,
+            may_pass_alone=len(tests.failures) <= MOST_ALONE,
+            late=tests.late,
+        )
 
 
 class _Tests(NamedTuple):
     passed: int
     failures: tuple[Failure, ...]
     longest: tuple[tuple[float, str], ...]
+    late: int
 
 
 def _tests(report: Path) -> _Tests | None:
@@ -218,16 +233,18 @@ def _tests(report: Path) -> _Tests | None:
         cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     except (OSError, ElementTree.ParseError):
         return None
-    failures, passed, longest = dict[str, str](), 0, []
+    failures, passed, late, longest = dict[str, str](), 0, 0, []
     for case in cases:
         name = f"{case.get('classname', '')}::{case.get('name', '')}"
         wrong = [one for kind in ("failure", "error") for one in case.findall(kind)]
         if wrong:
             failures[name] = "\n".join(f"{one.get('message', '')}\n{one.text or ''}" for one in wrong)
-        elif case.find("skipped") is None:
+        elif (skipped := case.find("skipped")) is None:
             passed += 1
+        else:
+            late += skipped.get("message", "").startswith(LATE)
         longest.append((float(case.get("time", "0")), name))
-    return _Tests(passed, tuple(Failure(*pair) for pair in failures.items()), tuple(sorted(longest)[-LONGEST:]))
+    return _Tests(passed, tuple(Failure(*pair) for pair in failures.items()), tuple(sorted(longest)[-LONGEST:]), late)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

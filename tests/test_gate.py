@@ -97,6 +97,16 @@ def test_a_long_step_is_not_begun_late(folder: Path) -> None:
     assert long.state == "not run: no time is left" and short.state == "passed"
 
 
+def test_tests_that_a_slow_machine_does_not_come_to_are_counted_and_no_reason_to_fail(folder: Path) -> None:
+    first, second = "import tests.conftest as began; began.BEGUN -= 1000", "assert False, 'it ran'"
+    step = of_tests(folder, "slow", first, second)._replace(long=True)
+    plugin = f"PYTHONPATH={Path(__file__).parents[1]} {step.command.replace('-c', '-p tests.conftest -c')}"
+    (outcome,) = Gate(folder / "ci", end=1000.0, test=400.0).run([step._replace(command=plugin)])
+    assert (outcome.passed, outcome.failures, outcome.late) == (1, (), 1)
+    said = summary([outcome], folder / "ci")
+    assert "slow: passed; 1 not run: no time was left" in said and said.splitlines()[-1] == "1 passed, 0 failed"
+
+
 def test_what_a_step_leaves_running_ends_with_it(folder: Path) -> None:
     Gate(folder / "ci").run([Step("leaves", "sleep 600 & echo $! > child")])
     has_ended(folder / "child")

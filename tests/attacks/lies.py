@@ -47,7 +47,7 @@ class Lie:
     beside: int = 0  # inner steps that everybody takes, where honest members are slow (simulation only); 0: all
     quick: int = 0  # of the others, so many take all steps all the same (simulation only)
     overstates: bool = False  # whether it states all steps, whatever it took (simulation only)
-    ends: int = 0  # rounds after which its replica is gone (simulation only); 0: it stays
+    ends: int = 0  # rounds after which it is found out, and its replica gone (simulation only); 0: never
     node: str = ""  # what its network process does, see tests.attacks.network
     harms: bool = True  # whether the simulation shows anything of it
     replicas: int = 4  # of a real run, its liars' included
@@ -198,8 +198,6 @@ LIES = {
             work=0.2, beside=2, overstates=True, end=_scaled(-5), differs=5.9),
         Lie(name="nothing-of-most", about="2 steps as all others; states 10, and sends a thousandth of its work",
             work=0.2, beside=2, overstates=True, end=_scaled(1e-3), differs=0.9),
-        Lie(name="nothing-until-drawn", about="the same, until it is drawn after 16 rounds, the mean at 1/16",
-            work=0.2, beside=2, overstates=True, end=_scaled(1e-3), differs=0.9, ends=16),
         Lie(name="three-quick", about="does what it says; three take all of 10 steps, all others 2", beside=2, quick=3),
         Lie(name="nothing-of-some", about="2 steps; states 10 as the three quick ones, sends a thousandth of its work",
             work=0.2, beside=2, quick=3, overstates=True, end=_scaled(1e-3), differs=0.9),
