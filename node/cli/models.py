@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -65,9 +66,13 @@ def have(
     blobs: Sequence[Path] | None,
     progress: Progress,
     merged: bool = True,
+    base: Path | None = None,
 ) -> list[Path]:
     """Their folders, those of runs pulled to a temporary one that `stack` removes. `blobs`: what --blobs says;
-    `merged`: whether a run's adapter comes with its base, which answers by itself. Raises Failure, LedgerError."""
+    `merged`: whether a run's adapter comes with its base, which answers by itself; `base`: what --base says, to which
+    adapters' folders are added. Raises Failure, LedgerError."""
+    if base is not None:
+        models = _whole(stack, models, options.existing_folder(base, "--base"), progress)
     if all(one.folder for one in models):
         return [one.folder for one in models if one.folder]
     from dlx.node.audit.sources.places import Places
@@ -88,6 +93,28 @@ def have(
                 show, say, form = progress.show, progress.say, Form(merged=merged)
                 pull_run(client, view, one.version, out, places, show, say, one.average, form=form)
             found.append(out)
+    return found
+
+
+def _whole(stack: ExitStack, models: Sequence[Named], base: Path, progress: Progress) -> list[Named]:
+    """Those that are an adapter's folder in one with the base."""
+    from dlx.node.runs.listing import PROVENANCE, read_provenance, run_manifest
+    from dlx.training.models.adapters import CONFIG
+    from dlx.training.models.merging import merge
+
+    found, work = list(models), Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dlx-models-")))
+    alone = [number for number, one in enumerate(models) if one.folder and (one.folder / CONFIG).exists()]
+    if not alone:
+        raise UsageFailure("--base is for the folder of an adapter: all else comes with its base")
+    for number in alone:
+        folder, out = models[number].folder or Path(), work / str(number)
+        progress.step(f"adding {folder} to {base}")
+        try:
+            merge(run_manifest(folder, str(read_provenance(folder).get("manifest"))), folder, base, out)
+            shutil.copy(folder / PROVENANCE, out)  # by which it is cited
+        except (ValueError, OSError) as error:
+            raise Failure(f"{folder} and --base {base}: {error}") from error
+        found[number] = Named(out)
     return found
 
 

@@ -177,6 +177,16 @@ def _option(setting: Setting) -> Any:
     return Annotated[Optional[setting.option_type], option]  # noqa: UP045
 
 
+BaseOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--base",
+        metavar="DIR",
+        help="Of an adapter's folder: the Hugging Face folder that it was trained beside.",
+        show_default="none",
+        readable=False,
+    ),
+]
 BlobsOption = Annotated[
     list[Path] | None,
     typer.Option(

@@ -367,7 +367,7 @@ class _Start(NamedTuple):
 def _start(draft: Draft, blobs: Path, progress: Callable[[str], None]) -> _Start:
     from dlx.training.models import pretrained, stages  # torch and transformers: seconds to import
 
-    checkpoint = pretrained.Checkpoint(draft) if draft.model.source else None
+    checkpoint = pretrained.Checkpoint(draft, Path(draft.model.source)) if draft.model.source else None
     if checkpoint and checkpoint.unties:
         progress("the model's head is its embedding: in several stages it gets weights of its own")
     found = _Start([], [])

@@ -130,5 +130,6 @@ def test_the_tutorials_do_what_they_say(reader: Reader) -> None:
 def test_a_model_is_tuned_on_conversations(reader: Reader) -> None:
     said = reader.follow("finetune.md")
     assert "answer: " in said and '"choices"' in said and "nats before training" in said
+    assert "segments replayed, all honest" in said
     before, after = (float(one) for one in re.findall(r"^held-out loss +([0-9.]+)", said, re.MULTILINE)[-2:])
     assert after < 0.8 * before

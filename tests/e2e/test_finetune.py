@@ -175,6 +175,12 @@ def test_an_adapter_is_trained_by_two_replicas_audited_pulled_and_loaded_by_peft
     adapter, all_of_it = tmp_path / "adapter" / "adapter_model.safetensors", tmp_path / "whole" / "model.safetensors"
     assert adapter.stat().st_size < all_of_it.stat().st_size / 2
 
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "def add_argument(", "expected": "self", "match": "contains"}\n')
+    asked = ["--chat", tmp_path / "asked.jsonl", "--max-tokens", "8", "--json"]
+    folders = [["adapter", "--base", tmp_path / "base"], ["whole"]]
+    answers = [json.loads(dlx("evaluate", tmp_path / name, *more, *asked).stdout) for name, *more in folders]
+    assert answers[0] == answers[1] and answers[0]["model"].startswith("dlx:")
+
 
 def _assert_trained_honestly(where: list[object]) -> None:
     """By a replay of all stages of the first round: the nodes may have ended before they served the last one's work."""

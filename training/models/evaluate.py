@@ -115,7 +115,7 @@ def refuse_unloadable(folder: Path) -> None:
     """Raises EvaluateError for a folder that has an adapter alone, a pointer to a file in the place of that, or weights
     beside those that its index names."""
     if (folder / adapters.CONFIG).exists():
-        raise EvaluateError(f"{folder}: holds an adapter without its base; `pull --merged` gives the model")
+        raise EvaluateError(f"{folder}: holds an adapter without its base; name that by --base, or `pull --merged`")
     for path in sorted(path for path in folder.glob("*") if path.is_file()):
         if found := pointer(path):
             raise EvaluateError(f"{path}: {found}")

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlx.training.models.shapes import frozen_shapes, pieces, stage_shapes
-from dlx.training.recipe.draft import Draft
 from dlx.training.recipe.huggingface import first_line, read_config, read_json, refuse_pointer
-from dlx.training.recipe.recipe import parse_model
+from dlx.training.recipe.recipe import Recipe, parse_model
 from dlx.training.recipe.strict import ManifestError
 
 if TYPE_CHECKING:
@@ -22,16 +21,16 @@ _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class Checkpoint:
-    """The weights of the folder that a draft's `model.source` names. Raises ManifestError for any that do not fit."""
+    """A folder's weights, in the recipe's stages. Raises ManifestError for any that do not fit."""
 
-    def __init__(self, draft: Draft) -> None:
-        self._folder = Path(draft.model.source)
-        shapes = frozen_shapes if draft.adapter else stage_shapes
-        self._stages = [shapes(draft, stage) for stage in range(len(draft.stages))]
-        self._layout = parse_model(draft.model).layout
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        self._folder = folder
+        shapes = frozen_shapes if recipe.adapter else stage_shapes
+        self._stages = [shapes(recipe, stage) for stage in range(len(recipe.stages))]
+        self._layout = parse_model(recipe.model).layout
         self._tokens, self._head = f"{self._layout.tokens}.weight", f"{self._layout.head}.weight"
         self._tied = read_config(self._folder, untie=False)["tie_word_embeddings"]
-        self.unties = self._tied and not parse_model(draft.model).tie_word_embeddings  # the head becomes a copy
+        self.unties = self._tied and not parse_model(recipe.model).tie_word_embeddings  # the head becomes a copy
         self._places = self._find(
             {one.name: one.shape for stage in self._stages for name in stage for one in pieces(name, stage[name])}
         )

@@ -42,6 +42,7 @@ def command(
         bool,
         typer.Option("--page", help="Keep prompts and answers in the folder: who reaches its page reads them."),
     ] = False,
+    base: options.BaseOption = None,
     blobs: options.BlobsOption = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -67,7 +68,7 @@ def command(
     with ExitStack() as stack, Progress(json) as progress:
         if page and not folder.is_a_nodes:
             raise UsageFailure(f"--page: {folder.root} is no node's folder, whose page could show it (--datadir)")
-        sources = models.have(stack, both, folder, settings, blobs, progress)
+        sources = models.have(stack, both, folder, settings, blobs, progress, base=base)
         run, versions = models.versions_of(sources) if page else (b"", (0, 0))
         for source in sources:
             names.append(models.name_of(source))

@@ -61,6 +61,7 @@ def command(
         bool,
         typer.Option("--publish", help="Sign what the tasks gave with the folder's account, as a blob of its node."),
     ] = False,
+    base: options.BaseOption = None,
     blobs: options.BlobsOption = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -73,6 +74,8 @@ def command(
     if chat is not None and (tasks is not None or publish):
         raise UsageFailure("--chat and --tasks exclude each other: choose one")
     one = models.named(model, round)
+    if base is not None and chat is None:
+        raise UsageFailure("--base is of --chat: held-out text and tasks are of a RUN, which has its base")
     if one.folder is not None and chat is None:
         raise UsageFailure(f"{model}: a folder is asked by --chat; held-out text and tasks are of a RUN")
     if tasks is None and (include_path or limit):
@@ -84,7 +87,7 @@ def command(
     folders = tuple(options.existing_folder(path, "--include-path") for path in include_path or ())
     extras.require("train", *(["evaluate"] if tasks is not None else []))
     if chat is not None:
-        _chat(given, one, chat, max_tokens, blobs, json)
+        _chat(given, one, chat, max_tokens, base, blobs, json)
         return
     folder, settings = options.folder(given)
     from dlx.node.audit.sources.places import Places
@@ -123,7 +126,13 @@ def command(
 
 
 def _chat(
-    given: options.Given, model: models.Named, path: Path, most: int, blobs: list[Path] | None, json: bool
+    given: options.Given,
+    model: models.Named,
+    path: Path,
+    most: int,
+    base: Path | None,
+    blobs: list[Path] | None,
+    json: bool,
 ) -> None:
     """Ask a model what a file lists, and print what it answered."""
     from dlx.node.checkpoints import prompts
@@ -132,7 +141,7 @@ def _chat(
     asked = prompts.read(path, judged=True)
     folder, settings = options.folder(given)
     with ExitStack() as stack, Progress(json) as progress:
-        [source] = models.have(stack, [model], folder, settings, blobs, progress)
+        [source] = models.have(stack, [model], folder, settings, blobs, progress, base=base)
         writer, name = models.load(source, settle(settings.placement).device), models.name_of(source)
         answers = prompts.ask(writer, asked, most, str(path), progress.show)
     told = prompts.told(answers)

@@ -33,6 +33,7 @@ def command(
             show_default="none",
         ),
     ] = None,
+    base: options.BaseOption = None,
     blobs: options.BlobsOption = None,
 ) -> None:
     """Answer at /v1/completions and /v1/chat/completions, whole or streamed, as OpenAI's endpoint does, until Ctrl-C.
@@ -52,7 +53,7 @@ def command(
 
             found, url = listener(host, port, "--bind")
             stack.enter_context(found)
-            [source] = models.have(stack, [given_model], folder, settings, blobs, progress)
+            [source] = models.have(stack, [given_model], folder, settings, blobs, progress, base=base)
             placement = settle(settings.placement)
             take(placement)
             writer, name = models.load(source, placement.device), models.name_of(source)

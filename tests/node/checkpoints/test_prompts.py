@@ -115,6 +115,11 @@ def test_a_folder_is_asked_and_its_answers_are_judged(tmp_path: Path) -> None:
     assert "line 2: 117 tokens, the model has room for 64" in dlx(*where, code=1).stderr, long
     assert "choose one" in dlx("evaluate", "--chat", path, "--tasks", "a", code=2).stderr
     assert "a folder is asked by --chat" in dlx("evaluate", model, code=2).stderr
+    assert "--base is of --chat" in dlx("evaluate", model, "--base", model, code=2).stderr
+    assert "all else comes with its base" in dlx(*where, "--base", model, code=2).stderr
+    (model / "adapter_config.json").write_text("{}")
+    assert "name that by --base" in dlx(*where, code=1).stderr
+    assert "it has no file provenance.json" in dlx(*where, "--base", model, code=1).stderr
 
 
 def test_what_the_template_refuses_is_named_by_its_line(tmp_path: Path) -> None:

@@ -354,5 +354,5 @@ def test_an_adapter_alone_is_no_model_to_evaluate_or_serve(
     manifest = adapter_run("llama", SPLITS[0], B)
     export(manifest, [blobs / manifest.genesis[0].sha256], tmp_path / "adapter")
     for use in (lambda: heldout_loss(tmp_path / "adapter", dataset, 16), lambda: Writer(tmp_path / "adapter")):
-        with pytest.raises(EvaluateError, match="an adapter without its base; `pull --merged`"):
+        with pytest.raises(EvaluateError, match="an adapter without its base; name that by --base, or `pull --merged`"):
             use()

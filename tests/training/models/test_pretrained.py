@@ -55,9 +55,13 @@ def _draft(folder: Path, stages: list[list[int]]) -> Draft:
     return draft_from_toml(toml)
 
 
+def _checkpoint(draft: Draft) -> Checkpoint:
+    return Checkpoint(draft, Path(draft.model.source))
+
+
 def _logits_of_run(draft: Draft, blobs: Path, out: Path) -> tuple[Tensor, Any]:
     """What the exported genesis computes, and its config."""
-    checkpoint, genesis = Checkpoint(draft), []
+    checkpoint, genesis = _checkpoint(draft), []
     for stage in range(len(draft.stages)):
         name = weights.write_blob(checkpoint.weights(stage), blobs).hex()
         genesis.append(WeightsRef(name, (blobs / name).stat().st_size, file_root(blobs / name).hex()))
@@ -227,7 +231,7 @@ def test_weights_that_do_not_fit_are_refused_in_one_line(
     folder = Path(shutil.copytree(llama, tmp_path / "hf"))
     _rewrite(folder, change)
     with pytest.raises(ManifestError) as caught:
-        Checkpoint(_draft(folder, [[0, 3]])).weights(0)
+        _checkpoint(_draft(folder, [[0, 3]])).weights(0)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -253,7 +257,7 @@ def test_files_that_are_no_checkpoint_are_refused_in_one_line(
     for name, content in files.items():
         (folder / name).write_bytes(content)
     with pytest.raises(ManifestError) as caught:
-        Checkpoint(_draft(folder, [[0, 3]]))
+        _checkpoint(_draft(folder, [[0, 3]]))
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -262,7 +266,7 @@ def test_a_pipe_in_place_of_weights_is_refused_and_not_waited_for(llama: Path, t
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map":{"a":"x.safetensors"}}')
     os.mkfifo(tmp_path / "x.safetensors")
     with pytest.raises(ManifestError, match=r"x\.safetensors: is no plain file"):
-        Checkpoint(_draft(tmp_path, [[0, 3]]))
+        _checkpoint(_draft(tmp_path, [[0, 3]]))
 
 
 def test_an_old_file_beside_a_newer_index_is_refused_and_not_chosen(llama: Path, tmp_path: Path) -> None:
@@ -272,7 +276,7 @@ def test_an_old_file_beside_a_newer_index_is_refused_and_not_chosen(llama: Path,
     shutil.copy(whole, folder / "model-00001-of-00001.safetensors")
     index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}))
     with pytest.raises(ManifestError) as told:
-        Checkpoint(_draft(folder, [[0, 3]]))
+        _checkpoint(_draft(folder, [[0, 3]]))
     assert f"holds {whole.name}, and {index.name}" in str(told.value) and "remove the older one" in str(told.value)
     with pytest.raises(EvaluateError) as answering:
         Writer(folder)
@@ -280,9 +284,9 @@ def test_an_old_file_beside_a_newer_index_is_refused_and_not_chosen(llama: Path,
         generate(folder, b"")
     assert str(answering.value) == str(evaluated.value) == str(told.value)
     index.write_text(json.dumps({"weight_map": dict.fromkeys(names, whole.name)}))
-    assert Checkpoint(_draft(folder, [[0, 3]])).weights(0)  # the index names it
+    assert _checkpoint(_draft(folder, [[0, 3]])).weights(0)  # the index names it
     index.unlink()
-    assert Checkpoint(_draft(folder, [[0, 3]])).weights(0)
+    assert _checkpoint(_draft(folder, [[0, 3]])).weights(0)
 
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\nsize 12345\n"
@@ -293,7 +297,7 @@ def test_a_pointer_in_place_of_a_file_is_named_with_what_fetches_it(llama: Path,
     folder = Path(shutil.copytree(llama, tmp_path / "hf"))
     (folder / name).write_text(POINTER)
     with pytest.raises(ManifestError, match=r"is a pointer of Git LFS .*: run `git lfs pull`") as told:
-        Checkpoint(_draft(folder, [[0, 3]]))
+        _checkpoint(_draft(folder, [[0, 3]]))
     assert str(told.value).startswith(str(folder / name))
     with pytest.raises(EvaluateError, match="run `git lfs pull`") as said:  # where the folder is to answer
         Writer(folder)
@@ -306,7 +310,7 @@ def test_a_tied_head_that_differs_is_refused(tmp_path: Path) -> None:
     head = {"lm_head.weight": torch.ones(256, 16)}
     _rewrite(tmp_path / "hf", lambda old: old | head)
     with pytest.raises(ManifestError, match=r"lm_head\.weight differs from the embedding"):
-        Checkpoint(_draft(tmp_path / "hf", [[0, 3]]))
+        _checkpoint(_draft(tmp_path / "hf", [[0, 3]]))
 
 
 def test_a_draft_has_a_config_or_a_source(llama: Path) -> None:

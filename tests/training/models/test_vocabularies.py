@@ -10,6 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,6 +23,7 @@ from dlx.training.inner.pipeline import Link
 from dlx.training.models import weights
 from dlx.training.models.evaluate import heldout_loss, heldout_loss_of_stages
 from dlx.training.models.export import export
+from dlx.training.models.merging import merge
 from dlx.training.models.model_files import MERGED
 from dlx.training.models.placement import Placement
 from dlx.training.models.pretrained import Checkpoint
@@ -87,7 +89,11 @@ def _run(folder: Path, stages: list[list[int]], source: bool, more: str = "") ->
         path = blobs / weights.write_blob(tensors, blobs).hex()
         return WeightsRef(path.name, path.stat().st_size, file_root(path).hex())
 
-    checkpoint, genesis, base = Checkpoint(draft) if source else None, list[WeightsRef](), list[WeightsRef]()
+    checkpoint, genesis, base = (
+        Checkpoint(draft, Path(draft.model.source)) if source else None,
+        list[WeightsRef](),
+        list[WeightsRef](),
+    )
     for stage in range(len(stages)):
         if checkpoint is not None:
             (base if draft.adapter else genesis).append(written(checkpoint.weights(stage)))
@@ -180,6 +186,15 @@ def test_an_adapter_of_a_tied_base_is_loaded_on_it_and_merged(
             assert not torch.allclose(adapted(ids).logits, whole(ids).logits, atol=1e-3)
     heldout = heldout_loss_of_stages(manifest, files, dataset, 4, tmp_path / "blobs")
     assert heldout == pytest.approx(heldout_loss(tmp_path / "whole", dataset, 16, 4), rel=1e-5)
+
+    merge(manifest, tmp_path / "adapter", folder, tmp_path / "made")  # by who has two folders alone
+    pulled, made = ({one.name: one.read_bytes() for one in (tmp_path / name).iterdir()} for name in ("whole", "made"))
+    assert made == pulled
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"model.norm.weight": 2 * tensors["model.norm.weight"]}, folder / "model.safetensors")
+    with pytest.raises(weights.WeightsError, match="has other weights than the adapter's base"):
+        merge(manifest, tmp_path / "adapter", folder, tmp_path / "of another")
+    assert not (tmp_path / "of another").exists()
 
 
 def _loaded(folder: Path) -> tuple[Any, Any]:
