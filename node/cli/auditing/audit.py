@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dlx.node.audit.kit import Kit
     from dlx.node.audit.replay_choice import ReplayChoice
     from dlx.node.audit.report import Report
+    from dlx.node.audit.request import AuditRequest
     from dlx.node.home.datadir import DataDir
     from dlx.node.home.settings import Settings
 
@@ -124,18 +125,32 @@ def command(
             if (mine := given.settings[name]) is not None and str(mine).lower() != str(theirs).lower():
                 raise UsageFailure(f"--{name.replace('_', '-')} {mine}: the kit is of {theirs}")
         _print(_of_kit(kit, choice, pin, json), json)
+    with asked(given, run, own, pin, choice, json) as (client, request, progress):
+        from dlx.node.audit.run import audit
+
+        report = audit(client, request, progress.show, progress.say)
+    _print(report, json)
+
+
+@contextmanager
+def asked(
+    given: options.Given,
+    run: str | None,
+    own: Sequence[Path],
+    pin: Pin | None,
+    choice: ReplayChoice | None,
+    json: bool,
+) -> Iterator[tuple[LedgerClient, AuditRequest, Progress]]:
+    """What is to be audited, from what ledger and with which blobs; what keeps an audit from looking ends it there."""
     folder, settings = options.folder(given)
-    with ends_as_interrupted(), failures_as_not_ready(), Progress(json) as progress:
+    with ends_as_interrupted(), _failures_as_not_ready(), Progress(json) as progress:
         progress.step(f"auditing {f'run {run}' if run else 'the run'}")
         from dlx.node.audit.request import AuditRequest
-        from dlx.node.audit.run import audit
         from dlx.node.audit.sources.places import Places
 
-        places = Places(own, tuple(folder.blob_folders), settings.bootstrap, settings.mailboxes)
-        with ledger_or_finding(settings, folder) as client:
-            request = AuditRequest(run_named(client, run), places, pin, choice)
-            report = audit(client, request, progress.show, progress.say)
-    _print(report, json)
+        places = Places(tuple(own), tuple(folder.blob_folders), settings.bootstrap, settings.mailboxes)
+        with _ledger_or_finding(settings, folder) as client:
+            yield client, AuditRequest(_run_named(client, run), places, pin, choice), progress
 
 
 def _kit(folder: str | None, pin: Pin | None, level: int) -> Kit:
@@ -155,7 +170,7 @@ def _kit(folder: str | None, pin: Pin | None, level: int) -> Kit:
 
 
 def _of_kit(kit: Kit, choice: ReplayChoice | None, pin: Pin | None, json: bool) -> Report:
-    with ends_as_interrupted(), failures_as_not_ready(), Progress(json) as progress:
+    with ends_as_interrupted(), _failures_as_not_ready(), Progress(json) as progress:
         progress.step(f"auditing the kit {kit.folder}")
         return kit.audit(choice, progress.show, pin)
 
@@ -212,7 +227,7 @@ def placement_on(device: str | None) -> Placement:
 
 
 @contextmanager
-def failures_as_not_ready() -> Iterator[None]:
+def _failures_as_not_ready() -> Iterator[None]:
     """What keeps the audit from looking says nothing about the run. Raises NotReady for it."""
     try:
         yield
@@ -227,7 +242,7 @@ def failures_as_not_ready() -> Iterator[None]:
 
 
 @contextmanager
-def ledger_or_finding(settings: Settings, folder: DataDir) -> Iterator[LedgerClient]:
+def _ledger_or_finding(settings: Settings, folder: DataDir) -> Iterator[LedgerClient]:
     """The ledger, also where its contracts are not ours: elsewhere that is the end, here it is a finding.
 
     Raises LedgerError for such a ledger where the run cannot even be named.
@@ -249,7 +264,7 @@ def ledger_or_finding(settings: Settings, folder: DataDir) -> Iterator[LedgerCli
             yield client
 
 
-def run_named(client: LedgerClient, run: str | None) -> bytes:
+def _run_named(client: LedgerClient, run: str | None) -> bytes:
     from dlx.node.home.citation import id_digits
     from dlx.node.runs import find
 

@@ -9,16 +9,7 @@ from typing import Annotated
 import typer
 
 from dlx.node.cli import options
-from dlx.node.cli.auditing.audit import (
-    HeadOption,
-    choice_of,
-    failures_as_not_ready,
-    ledger_or_finding,
-    pin_of,
-    run_named,
-)
-from dlx.node.cli.auditing.endings import ends_as_interrupted
-from dlx.node.cli.progress import Progress
+from dlx.node.cli.auditing.audit import HeadOption, asked, choice_of, pin_of
 from dlx.node.home import formatting
 from dlx.node.home.program import program
 
@@ -49,17 +40,10 @@ def command(
     out = out.absolute()
     own = tuple(options.existing_folder(path, "--blobs") for path in blobs or ())
     pin, choice = pin_of(head), choice_of(level)
-    folder, settings = options.folder(given)
-    with ends_as_interrupted(), failures_as_not_ready(), Progress(json) as progress:
-        progress.step(f"auditing {f'run {run}' if run else 'the run'}")
+    with asked(given, run, own, pin, choice, json) as (client, request, progress):
         from dlx.node.audit.kit import Kit, make_kit
-        from dlx.node.audit.request import AuditRequest
-        from dlx.node.audit.sources.places import Places
 
-        places = Places(own, tuple(folder.blob_folders), settings.bootstrap, settings.mailboxes)
-        with ledger_or_finding(settings, folder) as client:
-            request = AuditRequest(run_named(client, run), places, pin, choice)
-            report = make_kit(client, request, out, progress.show, progress.say)
+        report = make_kit(client, request, out, progress.show, progress.say)
     size = sum(path.stat().st_size for path in out.rglob("*"))
     made = {"kit": out, "run": "0x" + report.run.hex(), "head": str(Kit(out).head), "size": size}
     if json:
