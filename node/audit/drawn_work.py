@@ -14,15 +14,14 @@ from dlx.ledger.typed import Domain
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.verdict_store import FILE, MAX_ROWS, by_place, listed_in
 from dlx.node.home.datadir import DataDir
-from dlx.node.round.challenges.draw import Drawn, draw_block, drawn_of, seals_of
+from dlx.node.round.challenges.draw import Drawing, Drawn, Known
 from dlx.node.round.challenges.verdicts import ReportedVerdict, VerdictError
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.slot.segments import segment_steps, segments_in
+from dlx.training.slot.segments import segments_in
 
 DrawnWork = Mapping[int, tuple[Drawn, ...]]  # by round; a round that is missing is not known (yet)
 Segments = Mapping[tuple[int, int], Sequence[int]]  # stage, replica -> which were drawn; what is missing has none
 _MAX_SEGMENTS = 50_000  # of a round, whose draw is computed here: 64 replicas of 3,000 steps in bfloat16
-_SETTLED = 64  # blocks above it, after which the hash of a block is not asked for again
 _MAX_DRAWN = 500_000  # segments, and rounds, of all runs: whose draws are remembered
 _MAX_VERDICTS = 4096  # of a folder that are read for a page
 
@@ -47,20 +46,20 @@ class Draws:
         return found
 
     def _ask(self, view: RunView, manifest: Manifest, round: int, head: Head) -> tuple[Drawn, ...] | None:
-        seals, length = seals_of(view, round), segment_steps(manifest)
-        if seals is None or any(_segments(seal, length) > _MAX_SEGMENTS for seal in seals):
+        drawing = Drawing.of(view, manifest, round)
+        if drawing is None or any(_segments(seal, drawing.length) > _MAX_SEGMENTS for seal in drawing.seals):
             return None
-        block = draw_block(seals, manifest.audit.draw_after)
-        if head.block < block + manifest.confirmations:
+        known = drawing.known(head.block)
+        if known is Known.TO_COME:
             return None
         try:
-            hash = self._client.block_hash(block)
+            hash = self._client.block_hash(drawing.block)
         except LedgerError:
             return None
         if hash is None:
             return None
-        found = drawn_of(seals, hash, manifest.audit.share, length)
-        if head.block >= block + max(_SETTLED, manifest.confirmations):
+        found = drawing.drawn(hash)
+        if known is Known.SETTLED:
             self._kept += 1 + len(found)
             if self._kept > _MAX_DRAWN:
                 self._settled.clear()

@@ -20,7 +20,7 @@ from dlx.node.audit.report import Report, Training, Verdict
 from dlx.node.audit.sources.blobs import BlobMissing, Blobs, Source
 from dlx.node.home.formatting import bar
 from dlx.node.round.challenges import turns
-from dlx.node.round.challenges.draw import Drawn, draw_block, drawable, drawn_of, seals_of
+from dlx.node.round.challenges.draw import Drawing, Drawn, drawable
 from dlx.node.round.challenges.turns import Case
 from dlx.node.round.challenges.verdicts import Finding, ReportedVerdict
 from dlx.node.round.rules.deals import Deals
@@ -35,7 +35,7 @@ from dlx.training.slot.segments import segment_steps, segments_in
 LEVEL = 3
 _PASSES = 4  # each has what the one before found missing
 
-BlockHash = Callable[[int], bytes | None]
+Told = Callable[[Drawing], bytes | None]  # the hash that draws; None while that is to come
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Replayer:
 def audit_inner(
     report: Report,
     view: RunView,
-    block_hash: BlockHash,
+    told: Told,
     sources: Sequence[Source],
     work: Path,
     choice: ReplayChoice,
@@ -180,7 +180,7 @@ def audit_inner(
         return
     training.exact = manifest.is_exact
     rounds = drawable(view, manifest.audit.window) if choice.rounds is None else choice.rounds
-    found = _drawn(report, view, manifest, block_hash, rounds, asked=choice.rounds is not None)
+    found = _drawn(report, view, manifest, told, rounds, asked=choice.rounds is not None)
     chosen = _chosen(found, choice)
     reported: dict[bytes, list[ReportedVerdict]] = {}
     for verdict in verdicts:
@@ -208,19 +208,17 @@ def audit_inner(
         report.add(LEVEL, "required segments", "PASS" if training.met else "WARN", met)
 
 
-def _drawn(
-    report: Report, view: RunView, manifest: Manifest, block_hash: BlockHash, rounds: range, asked: bool
-) -> list[Drawn]:
+def _drawn(report: Report, view: RunView, manifest: Manifest, told: Told, rounds: range, asked: bool) -> list[Drawn]:
     """What was drawn of `rounds`. That not all of them are drawn leaves a question open where they were `asked` for."""
     found: list[Drawn] = []
     end = max(rounds.start, min(rounds.stop, _sealed_rounds(view)))
     for round in range(rounds.start, end):
-        seals = seals_of(view, round)
-        hash_ = None if seals is None else block_hash(draw_block(seals, manifest.audit.draw_after))
-        if seals is None or hash_ is None:
+        drawing = Drawing.of(view, manifest, round)
+        hash_ = None if drawing is None else told(drawing)
+        if drawing is None or hash_ is None:
             end = round  # those after it were sealed later
             break
-        found += drawn_of(seals, hash_, manifest.audit.share, segment_steps(manifest))
+        found += drawing.drawn(hash_)
     if missing := range(end, rounds.stop):
         if asked:
             report.add(LEVEL, "training", "SKIP", f"not sealed, or not drawn yet: {_named(missing)}")

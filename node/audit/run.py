@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dlx.ledger.client import LedgerClient
 from dlx.ledger.errors import Contradiction
-from dlx.ledger.proof.history import Pin, pinned, proven
+from dlx.ledger.proof.history import History, Pin, Proven, pinned, proven
 from dlx.ledger.view.run_view import RunView
 from dlx.node.audit.chain_trust import check_chain_nodes, drawing_hashes
 from dlx.node.audit.ledger import audit_ledger
@@ -20,6 +20,7 @@ from dlx.node.audit.report import Report
 from dlx.node.audit.request import AuditRequest
 from dlx.node.audit.sources.blobs import Source
 from dlx.node.audit.sources.search import member_verdicts, open_sources
+from dlx.node.round.challenges.draw import Drawing, Known
 from dlx.node.runs.find import replayed, view_of
 from dlx.training.recipe.manifest import Lineage
 
@@ -77,7 +78,8 @@ def audit_from(
                 beside = work / "held-out"
                 beside.mkdir()
                 try:
-                    audit_inner(report, view, hashes, sources, folder, request.replay, verdicts, show)
+                    told = partial(_told, history, hashes)
+                    audit_inner(report, view, told, sources, folder, request.replay, verdicts, show)
                     audit_held_out(report, view, hashes, sources, beside, request.replay, show)
                 except Contradiction as error:
                     report.add(3, "chain nodes", "FAIL", str(error))
@@ -94,6 +96,12 @@ def audit_from(
     report.cannot_establish("that the data is clean: its bytes are the manifest's, what they say was not read")
     report.cannot_establish("that two accounts are two people")
     return report
+
+
+def _told(history: History, hashes: Callable[[int], bytes | None], drawing: Drawing) -> bytes | None:
+    """The hash that draws, once it is to be used. Raises as `drawing_hashes`."""
+    known = drawing.known(history.head.block, final=isinstance(history, Proven))
+    return None if known is Known.TO_COME else hashes(drawing.block)
 
 
 def _parent(client: LedgerClient, head: Pin | None, show: Tell, stack: ExitStack, lineage: Lineage) -> RunView | None:

@@ -26,12 +26,11 @@ from dlx.node.audit.watched import Chain, LiveChain, PinnedChain, Say, Seen
 from dlx.node.home.diagnostics import exit_code
 from dlx.node.home.errors import Failure
 from dlx.node.home.formatting import bar
-from dlx.node.round.challenges.draw import Drawn, draw_block, drawable, drawn_of, seals_of
+from dlx.node.round.challenges.draw import Drawing, Drawn, Known, drawable
 from dlx.node.round.challenges.turns import SERVE_TIMEOUTS
 from dlx.node.round.challenges.verdicts import Finding
 from dlx.node.round.rules.plans import Terms, finished
 from dlx.training.recipe.manifest import MAX_BYTES, Manifest, parse
-from dlx.training.slot.segments import segment_steps
 
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 5.0  # until what was not served is asked for again
@@ -158,18 +157,15 @@ class Watch:
             raise Failure(f"the run's manifest is not to be had: {error}") from None
 
     def _draw(self, manifest: Manifest, seen: Seen) -> None:
-        audit, before = manifest.audit, len(self._open)
-        for round in drawable(seen.view, audit.window):
-            seals = None if round in self._drawn else seals_of(seen.view, round)
-            if seals is None:
+        before = len(self._open)
+        for round in drawable(seen.view, manifest.audit.window):
+            drawing = None if round in self._drawn else Drawing.of(seen.view, manifest, round)
+            if drawing is None or drawing.known(seen.block, seen.final) is Known.TO_COME:
                 continue
-            block = draw_block(seals, audit.draw_after)
-            ready = seen.final or seen.block >= block + manifest.confirmations
-            hash_ = self._chain.block_hash(block) if ready else None
+            hash_ = self._chain.block_hash(drawing.block)
             if hash_ is not None:
                 self._drawn.add(round)
-                for drawn in drawn_of(seals, hash_, audit.share, segment_steps(manifest)):
-                    self._open[drawn.key] = _Open(drawn)
+                self._open |= {drawn.key: _Open(drawn) for drawn in drawing.drawn(hash_)}
         if len(self._open) > before:
             self._say(f"{len(self._open) - before} more segments are drawn, {len(self._open)} to be looked at")
 

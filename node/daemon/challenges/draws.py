@@ -6,16 +6,13 @@ from dataclasses import dataclass
 import trio
 
 from dlx.ledger.errors import LedgerError
-from dlx.ledger.events import Sealed
 from dlx.node.daemon.chain.follower import ChainSeen, Follower
 from dlx.node.daemon.observable import Observable
 from dlx.node.daemon.supervisor import ReportHealthy
 from dlx.node.home import logs
-from dlx.node.round.challenges.draw import Drawn, draw_block, drawable, drawn_of, seals_of
+from dlx.node.round.challenges.draw import Drawing, Drawn, Known, drawable
 from dlx.training.recipe.manifest import Manifest
-from dlx.training.slot.segments import segment_steps
 
-SETTLED = 24  # blocks above the draw's: the hash is asked for once more then, and stays
 log = logs.get(__name__)
 
 
@@ -63,22 +60,20 @@ class Draws:
     async def _look(self, seen: ChainSeen) -> None:
         before, known = self.rounds.value, dict[int, RoundDraw]()
         for round in drawable(seen.view, self._manifest.audit.window):
-            seals = seals_of(seen.view, round)
-            found = None if seals is None else await self._draw(seen, seals, before.get(round))
+            drawing = Drawing.of(seen.view, self._manifest, round)
+            found = None if drawing is None else await self._draw(seen, drawing, before.get(round))
             if found is not None:
                 known[round] = found
         if known != before:
             self.rounds.set(known)
 
-    async def _draw(self, seen: ChainSeen, seals: tuple[Sealed, ...], before: RoundDraw | None) -> RoundDraw | None:
-        head = seen.head.block
-        audit, named = self._manifest.audit, tuple((seal.digest, seal.at.block_hash) for seal in seals)
-        block = draw_block(seals, audit.draw_after)
+    async def _draw(self, seen: ChainSeen, drawing: Drawing, before: RoundDraw | None) -> RoundDraw | None:
+        block, named = drawing.block, tuple((seal.digest, seal.at.block_hash) for seal in drawing.seals)
+        known = drawing.known(seen.head.block)
         same = before is not None and (before.block, before.seals) == (block, named)
-        settles = head >= block + max(SETTLED, self._manifest.confirmations)
-        if before is not None and same and (before.settled or not settles):
+        if before is not None and same and (before.settled or known is not Known.SETTLED):
             return before
-        if head < block + self._manifest.confirmations:
+        if known is Known.TO_COME:
             return None
         try:
             found = seen.recent.get(block) or await trio.to_thread.run_sync(
@@ -91,7 +86,7 @@ class Draws:
             return before if same else None
         since = before.since if before is not None and same and before.block_hash == found else self._now()
         if same and before is not None and before.block_hash != found:
-            log.warning("the chain took back the block that drew a round: drawn anew", round=seals[0].round)
-        drawn = drawn_of(seals, found, audit.share, segment_steps(self._manifest))
+            log.warning("the chain took back the block that drew a round: drawn anew", round=drawing.seals[0].round)
+        drawn = drawing.drawn(found)
         redrawn = before is not None and (before.redrawn or before.drawn != drawn)
-        return RoundDraw(since, drawn, block, found, named, settles, redrawn)
+        return RoundDraw(since, drawn, block, found, named, known is Known.SETTLED, redrawn)

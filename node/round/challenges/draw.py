@@ -6,15 +6,26 @@ builds that one block can bias it, and nobody else; the embedded chain's operato
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from eth_utils import keccak, to_canonical_address
 
 from dlx.ledger.events import Sealed
 from dlx.ledger.view.run_view import RunView
-from dlx.training.slot.segments import segments_in
+from dlx.training.recipe.manifest import Manifest
+from dlx.training.slot.segments import segment_steps, segments_in
 
 MOST_WINDOW = 1024  # rounds that a node looks back on, whatever the manifest says
+SETTLED = 64  # blocks above the one that draws: its hash stays, and is not asked for again
 _SPAN = 2**64  # of the number that is compared with the share
+
+
+class Known(Enum):
+    """Whether the hash that draws is to be used."""
+
+    TO_COME = "to come"  # nobody takes it for drawn yet: the block is not there, or not confirmed
+    TOLD = "told"  # but the chain may still put another block there
+    SETTLED = "settled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,39 @@ class Drawn:
     def key(self) -> tuple[bytes, int]:
         """What tells it from everything else that is drawn: the statement's name and the segment."""
         return self.statement, self.segment
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How a round is drawn that all stages have sealed: by the hash of `block`. All who look at draws go by it: nodes,
+    pages, audits and watches."""
+
+    seals: tuple[Sealed, ...]  # of each stage, stage 0 first
+    block: int
+    confirmations: int
+    share: float
+    length: int  # inner steps of a segment
+
+    @classmethod
+    def of(cls, view: RunView, manifest: Manifest, round: int) -> "Drawing | None":
+        """None while a seal is missing, or the view has not kept it."""
+        seals, audit = seals_of(view, round), manifest.audit
+        if seals is None:
+            return None
+        block = draw_block(seals, audit.draw_after)
+        return cls(seals, block, manifest.confirmations, audit.share, segment_steps(manifest))
+
+    def known(self, head: int, final: bool = False) -> Known:
+        """At this newest block. `final`: it is pinned, so nothing above it is ever used."""
+        if final:
+            return Known.SETTLED if head >= self.block else Known.TO_COME
+        if head >= self.block + max(SETTLED, self.confirmations):
+            return Known.SETTLED
+        return Known.TOLD if head >= self.block + self.confirmations else Known.TO_COME
+
+    def drawn(self, block_hash: bytes) -> tuple[Drawn, ...]:
+        """By the block's hash."""
+        return drawn_of(self.seals, block_hash, self.share, self.length)
 
 
 def seals_of(view: RunView, round: int) -> tuple[Sealed, ...] | None:

@@ -61,7 +61,7 @@ def test_a_segment_is_what_the_worst_of_its_stages_is(stages: list[Replayed], wo
 
 
 def test_what_is_not_drawn_or_not_served_is_not_established(history_network: Network, tmp_path: Path) -> None:
-    history = history_network.run("drawn", audit=Audit(share=1.0))
+    history = history_network.run("drawn", audit=Audit(share=1.0), confirmations=0)
     withheld = _audit(history, tmp_path / "withheld", rounds=range(1))
     assert withheld.training == Training(replica_rounds=6, segments=6, drawn=2, chosen=2, withheld=2), withheld.text()
     assert (withheld.exit_code, withheld.verdict.outer_steps) == (4, "PASS")
@@ -82,7 +82,7 @@ def test_what_is_not_drawn_or_not_served_is_not_established(history_network: Net
 
 
 def test_what_can_replay_nothing_says_so(history_network: Network, tmp_path: Path) -> None:
-    history = history_network.run("drawn", audit=Audit(share=1.0))
+    history = history_network.run("drawn", audit=Audit(share=1.0), confirmations=0)
     report = audit_from([], tmp_path, history.client(), AuditRequest(history.run, replay=ReplayChoice()))
     assert report.verdict.training == "nothing replayed" and report.exit_code == 4
 
@@ -103,7 +103,7 @@ class _Counted(Folder):
 def test_what_a_rounds_drawn_segments_have_in_common_is_fetched_once_and_kept_until_the_next_round(
     history_network: Network, tmp_path: Path
 ) -> None:
-    history = history_network.run("drawn", audit=Audit(share=1.0))
+    history = history_network.run("drawn", audit=Audit(share=1.0), confirmations=0)
     source, view = _Counted(history.blobs), history.view()
     replayer = Replayer(history.manifest, Blobs([source], tmp_path), ONE_THREAD)
     first, second = (drawn_of(seals_of(view, round) or (), bytes(32), 1.0, 20) for round in (0, 1))

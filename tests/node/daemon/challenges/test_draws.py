@@ -9,9 +9,9 @@ import trio
 
 from dlx.ledger.errors import LedgerUnavailable
 from dlx.ledger.view.run_view import RunView
-from dlx.node.daemon.challenges.draws import SETTLED, Draws
+from dlx.node.daemon.challenges.draws import Draws
 from dlx.node.daemon.observable import Observable
-from dlx.node.round.challenges.draw import draw_block, drawn_of, seals_of
+from dlx.node.round.challenges.draw import SETTLED, draw_block, drawn_of, seals_of
 from dlx.training.recipe.recipe import Audit
 from tests.node.round.simulation import Simulation, digest, make_rules
 from tests.patience import PATIENCE

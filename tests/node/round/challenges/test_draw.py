@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from eth_utils import keccak
 
-from dlx.node.round.challenges.draw import Draw, checkers, draw, seed_of
+from dlx.node.round.challenges.draw import Draw, Drawing, Known, checkers, draw, seed_of
 
 RUN, BLOCK = b"\x11" * 32, b"\x22" * 32
 DIGESTS = [b"\x33" * 32, b"\x44" * 32]
@@ -51,6 +51,21 @@ def test_checkers_take_turns_by_round_and_by_segment() -> None:
     assert {checkers(_seed(round), 0, 0, members)[0] for round in range(60)} == set(members)
     assert {checkers(_seed(1), 0, segment, members)[0] for segment in range(60)} == set(members)
     assert checkers(_seed(1), 0, 0, members) == checkers(_seed(1), 0, 0, members[::-1])
+
+
+@pytest.mark.parametrize(("confirmations", "settled"), [(0, 164), (4, 164), (200, 300)])
+def test_a_hash_is_told_once_it_is_confirmed_and_settled_when_no_reorg_takes_it_back(
+    confirmations: int, settled: int
+) -> None:
+    drawing = Drawing((), 100, confirmations, 1.0, 5)
+    assert drawing.known(99 + confirmations) is Known.TO_COME
+    assert drawing.known(settled - 1) is (Known.TOLD if confirmations < 200 else Known.TO_COME)
+    assert drawing.known(settled) is Known.SETTLED
+
+
+def test_under_a_pinned_head_what_is_there_is_settled() -> None:
+    drawing = Drawing((), 100, 4, 1.0, 5)
+    assert (drawing.known(99, final=True), drawing.known(100, final=True)) == (Known.TO_COME, Known.SETTLED)
 
 
 def _seed(round: int) -> bytes:
