@@ -14,10 +14,12 @@ from tests.node.round.simulation import Member, Simulation, make_rules, signed_b
 ROUNDS = 32  # empty ones in a row, after which a stage stands still
 
 
-def captured(worked: int = 0, stages: int = 1, horizon: int = 8, seals_empty: bool = True) -> Simulation:
+def captured(
+    worked: int = 0, stages: int = 1, horizon: int = 8, seals_empty: bool = True, founder: int | None = None
+) -> Simulation:
     """Two captors hold all slots of the last stage. They say nothing any more after so many rounds of work."""
     rules = make_rules(400, stages, round_timeout=6, straggler_grace=4)
-    sim = Simulation(rules, replicas=2, seed=11, spare=0, horizon=horizon)
+    sim = Simulation(rules, replicas=2, seed=11, spare=0, horizon=horizon, founder=founder)
     sim.seals_empty = seals_empty
     assert sim.run(lambda: (sim.view.open_round or 0) >= worked, 60)
     for captor in captors(sim):
@@ -72,6 +74,13 @@ def test_unless_its_operator_wants_it_a_founder_seals_nothing_alone() -> None:
     sim = captured(2, seals_empty=False)
     sim.run(lambda: False, timeouts(sim, 30))
     assert sim.view.open_round == 2
+
+
+def test_a_founder_that_holds_a_slot_of_another_stage_does_it_too() -> None:
+    sim = captured(1, stages=2, founder=0)
+    assert sim.view.slot_of(account_of(sim.founder)) == (0, 0)
+    assert sim.run(lambda: sim.view.next_round(1) == 4, timeouts(sim, 20))
+    assert all(is_alone(sim, 1, round) and not sim.view.sealed[1, round].records for round in range(1, 4))
 
 
 def test_the_wait_begins_when_it_is_wanted() -> None:
