@@ -75,6 +75,7 @@ class RunView(RunState):
     may_evict = runs.may_evict
     may_dismiss = runs.may_dismiss
     is_outweighed = runs.is_outweighed
+    stands_still = runs.stands_still
     may_reclaim = runs.may_reclaim
     reclaimable_from = runs.reclaimable_from
     may_deal = runs.may_deal

@@ -66,6 +66,7 @@ class Operator:
     private_data: Path | None  # a prepared folder to train on instead of the run's data
     data_cache: int  # bytes of shards that stay when no coming round needs them
     rests: Callable[[], bool]  # whether the operator wants the machine now: do the least that counts
+    seals_empty: Callable[[], bool]  # whether it wants a founder to seal rounds that nobody seals, and peers are here
 
 
 @dataclass(frozen=True)

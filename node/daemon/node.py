@@ -318,7 +318,13 @@ class Node:
             ),
             Chain(self._client, Sealer(self._client, settings.campaigns), self._clock.now),
             Storage(self._store, self._directory),
-            Operator(settings.placement, private, settings.data_cache, lambda: self._rest.state.value is not None),
+            Operator(
+                settings.placement,
+                private,
+                settings.data_cache,
+                rests=lambda: self._rest.state.value is not None,
+                seals_empty=lambda: settings.seal_empty_rounds and bool(self._host.agreed() or self._inbox.read),
+            ),
             Observers(self._metrics, self._traffic, self._on_trained, self._seal_counter.add),
         )
         self._assignment.open(context)

@@ -247,6 +247,12 @@ class Settings:
         " audit.share takes about as much.",
         wrong=values.wrong_share,
     )
+    seal_empty_rounds: bool = setting(
+        False,
+        "As a founder, seal rounds empty of a stage where it holds no slot and whose members seal nothing. That uses up"
+        " the run's rounds, also while honest members are away.",
+        section="Create a run",
+    )
     up_limit: int = setting(
         0,
         "Bytes a second (or 2MB, 500kB) to send to peers beyond this machine's own networks; 0: any number.",

@@ -51,6 +51,8 @@ class RoundState:
     ready_since: float | None = None  # when this member could first have proposed
     quorum_since: dict[bytes, float] = field(default_factory=dict)
     lacks_founder: dict[bytes, float] = field(default_factory=dict)  # digest -> since when it lacks nothing else
+    alone_since: float | None = None  # when the ledger could first have taken a founder's empty seal
+    alone: bytes | None = None  # that seal's digest, once it is to be signed
     contradicting: set[str] = field(default_factory=set)  # who signed two seals that contradict each other
     foreseen: bool = False  # whether this member has made up a seal that the proposer will propose
 

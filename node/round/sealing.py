@@ -1,6 +1,7 @@
 """Closing a round of one stage: fetch what was contributed, propose a seal, attest others', send the first complete.
 
-A founder without a slot of the stage fetches and attests as its members do. It proposes, reports and sends nothing.
+A founder without a slot of the stage fetches and attests as its members do. It proposes, reports and sends nothing,
+unless its operator has it seal rounds empty and alone: `seal_alone`.
 
 What nobody can recompute exactly (multipliers of a policy) is the proposer's to choose. An attester takes any choice
 within a unit of its own, and checks the rest of the seal against that choice, bit for bit.
@@ -12,6 +13,7 @@ from functools import partial
 
 from dlx.ledger.typed import Plan, SignedContribution, ascending, entries
 from dlx.ledger.view.run_view import RunView
+from dlx.ledger.view.runs import RECLAIM_TIMEOUTS
 from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.knowledge import MAX_MISSING, Knowledge
@@ -37,6 +39,7 @@ from dlx.training.outer import policy
 
 REGOSSIP_SECONDS = 2.0  # own statements are repeated until the round is sealed: gossip drops in silence
 EMPTY_PATIENCE = 3  # round timeouts that a member in a complete replica waits before it agrees to a first empty seal
+ALONE_PATIENCE = RECLAIM_TIMEOUTS  # that a founder leaves to members, and to who may take slots of theirs back
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +104,33 @@ class Sealing:
             self._attest(moment, digest, proposal)
             self._send(moment, digest, proposal)
 
+    def seal_alone(self, now: float, version: int | None, wanted: bool, out: list[a.Action]) -> None:
+        """Of a founder without a slot of the stage: seals the open round empty where nobody else seals it any more and
+        that was `wanted` for long enough. It takes no other vote, so it is not proposed."""
+        rules, view, round = self._rules, self._known.view, self._known.view.open_round
+        if round is None or round != self._known.unsealed or not may_plan(rules, view, self._stage, round):
+            return
+        state = self._known.state(round)
+        if not wanted or not self._can_seal_alone(round, version, now):
+            state.alone_since = None
+            return
+        if state.alone_since is None:
+            state.alone_since = now
+        if now < state.alone_since + self._alone_patience(state) * rules.round_timeout:
+            return
+        plan = kept_plan(rules, view, self._stage, round)
+        seal = build_seal(rules, view, self._stage, round, (), (), plan, NOTHING)
+        digest = seal.digest(rules.domain)
+        signature = state.signatures.get(digest, {}).get(self._account)
+        if signature is None:
+            state.alone = digest
+            self._ask(a.SignSeal(seal, digest), now, out)
+        else:
+            self._ask(a.SendSeal(seal, self._entries((), {self._account: signature}, signature, now)), now, out)
+
     def see_own_signature(self, event: e.SealSigned) -> None:
         state = self._known.states.get(self._known.unsealed)
-        if state is not None and event.digest in state.proposals:
+        if state is not None and (event.digest in state.proposals or event.digest == state.alone):
             state.signatures.setdefault(event.digest, {})[self._account] = event.signature  # however many there are
 
     def see_outer(self, event: e.OuterComputed) -> None:
@@ -471,6 +498,23 @@ class Sealing:
         patience = EMPTY_PATIENCE if self._may_contribute(round) and not again else 1
         since = max(view.opened_at or 0, self._since)
         return now >= since + patience * self._rules.round_timeout and self._training != round
+
+    def _can_seal_alone(self, round: int, version: int | None, now: float) -> bool:
+        """Whether the ledger would take the founder's empty seal of the stage, and it helps: the stage has members and
+        does not stand still yet, and it is not this machine that they wait for."""
+        view = self._known.view
+        if version != round or self._pending.trouble(("seal", round)):
+            return False
+        if not view.members_in(self._stage) or view.stands_still(self._stage):
+            return False
+        return view.may_seal(self._stage, (), (self._account,), int(now), founder=True)
+
+    def _alone_patience(self, state: RoundState) -> int:
+        """Round timeouts that a founder leaves to members. One is enough where the stage's last round was empty too and
+        nobody has contributed to this one. Who contributes and signs nothing gains the longer time, and no more."""
+        before = self._known.view.sealed.get((self._stage, state.round - 1))
+        is_idle = before is not None and not before.records and not state.contributions
+        return 1 if is_idle else ALONE_PATIENCE
 
     def _may_contribute(self, round: int) -> bool:
         """Whether we have contributed to the round, or can still: who was dealt meanwhile has lost what it trained

@@ -2,7 +2,8 @@
 
 As long as work has not earned a stage's weight, the stage's seals take a founder's signature too. The founder fetches
 what was contributed, takes the outer step and signs the seals that a member would sign, by the same rules. It trains,
-proposes and sends nothing.
+proposes and sends nothing. Where its operator wants it, it seals rounds empty that nobody else seals, so that the stage
+stands still for the ledger, and who holds its slots can be dismissed.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from dlx.node.round.stage_machine import StageMachine
 @dataclass
 class VouchingMachine(StageMachine):
     """Of the founder `account`, which holds no slot of `stage`."""
+
+    seals_empty: bool = False  # its operator wants rounds sealed that nobody else seals, and peers are connected
 
     def waiting_for(self) -> str | None:
         """What keeps the founder from checking the next seal, in words; None where nothing does."""
@@ -31,6 +34,7 @@ class VouchingMachine(StageMachine):
         self._adopt(now, out)
         if self.diverged is None and not finished(self.rules, self.view):
             self._sealing.advance(now, self.version, None, self._since or now, out)
+            self._sealing.seal_alone(now, self.version, self.seals_empty, out)
         for evidence in self._known.evidence.values():
             self._ask(evidence, now, out)
 

@@ -110,7 +110,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     weight: str | None  # how much this node's signature weighs in its stage; None: no slot held
     lacks_founder: str | None  # whose signature alone the open round's seal lacks, and since when
     vouches: dict[int, str | None]  # stages whose seals it signs as a founder without a slot: what each waits for
-    notices: tuple[str, ...]  # what may cost this node its slot, or has: an accusation, idleness, a deal, an eviction
+    notices: tuple[str, ...]  # what may cost this node its slot, or has, and whom it may dismiss as a founder
     loss: float | None  # of training, nats per token, of the newest inner step
     held_out: float | None  # nats per token (bytes: per byte), of `held_out_version` by the ledger; None: not known
     held_out_version: int | None

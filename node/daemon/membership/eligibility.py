@@ -1,9 +1,10 @@
-"""How an account stands on the ledger, in words: how much it weighs in its stage, and what it has to know."""
+"""How an account stands on the ledger, in words: how much it weighs in its stage, and what it has to know or to do."""
 
 from datetime import UTC, datetime
 
 from dlx.ledger.view.run_view import RunView
 from dlx.ledger.view.runs import UNCOUNTED_ROUNDS
+from dlx.node.home.program import line
 from dlx.node.round.rules.round_rules import weight_share
 
 
@@ -19,9 +20,13 @@ def weight(view: RunView, account: str, now: float) -> str | None:
 
 
 def notices(view: RunView, account: str, now: float) -> tuple[str, ...]:
-    """What may cost, or has cost, the account its slot."""
+    """What may cost, or has cost, the account its slot, and whom it may dismiss as a founder."""
     if view.finished:
         return ()
+    return *_own_slot(view, account, now), *_dismissals(view, account, int(now))
+
+
+def _own_slot(view: RunView, account: str, now: float) -> tuple[str, ...]:
     slot, at = view.slot_of(account), int(now)
     if slot is None:
         return tuple(
@@ -40,6 +45,21 @@ def notices(view: RunView, account: str, now: float) -> tuple[str, ...]:
     if view.config.stages > 1 and view.open_round is not None and view.may_deal(slot[0]):  # else there is none to part
         rounds = f"replica {slot[0]} was not counted for {UNCOUNTED_ROUNDS} rounds"
         found.append(f"{rounds}: anybody may deal its members to other replicas")
+    return tuple(found)
+
+
+def _dismissals(view: RunView, account: str, now: int) -> tuple[str, ...]:
+    """Of each stage that stands still: what frees the first of the slots that a founder may free now."""
+    if not view.created or not view.is_founder(account):
+        return ()
+    found = []
+    for stage in range(view.config.stages):
+        members = view.members_in(stage) if view.stands_still(stage) else ()
+        others = [one for one in members if one != account and view.may_dismiss(account, one, now)]
+        if others:
+            paste = line("run", "dismiss", others[0], "--run", f"0x{view.run.hex()}", of_ledger=True)
+            each = f", and so for each of its {len(others)} members that does not work" if len(others) > 1 else ""
+            found.append(f"stage {stage} stands still: `{paste}` frees a slot{each}; --for ACCOUNT says for whom")
     return tuple(found)
 
 

@@ -1,6 +1,6 @@
 """Does what the round machine asks for, for one slot: with the training process, the pipes, gossip and the chain."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import overload
 
@@ -8,7 +8,6 @@ import trio
 from msgspec.structs import replace
 
 from dlx.ground.blobs import Kind
-from dlx.ledger.client import Receipt
 from dlx.ledger.events import Sealed
 from dlx.ledger.typed import Contribution, SignedContribution
 from dlx.ledger.view.run_view import RunView
@@ -19,7 +18,7 @@ from dlx.node.daemon.slot.pipes import Pipes
 from dlx.node.daemon.slot.progress import Progress
 from dlx.node.daemon.stage.message_pool import MessagePool
 from dlx.node.daemon.stage.open_stage import OpenStage
-from dlx.node.daemon.stage.stage_executor import StageExecutor, Work
+from dlx.node.daemon.stage.stage_executor import StageExecutor, Work, mined
 from dlx.node.daemon.stage.statements import make_contribution
 from dlx.node.home import logs
 from dlx.node.home.program import line
@@ -78,18 +77,16 @@ class Executor(StageExecutor[RoundMachine]):
                 return self._have_samples(round)
             case a.Contribute():
                 return self._contribute(action)
-            case a.SendSeal(seal=seal, signatures=signatures):
-                return _mined(partial(self._context.chain.sealer.seal, seal, signatures))
             case a.Send("accuse", str(account)):
-                return _mined(partial(client.accuse, run, account))
+                return mined(partial(client.accuse, run, account))
             case a.Send("answer"):
-                return _mined(partial(client.answer, run))
+                return mined(partial(client.answer, run))
             case a.Send("deal", int(replica)):
-                return _mined(partial(client.deal, run, replica))
+                return mined(partial(client.deal, run, replica))
             case a.Send("evict", str(account)):
-                return _mined(partial(client.evict, run, account))
+                return mined(partial(client.evict, run, account))
             case a.Send("move_down"):
-                return _mined(partial(client.move_down, run))
+                return mined(partial(client.move_down, run))
             case a.Prompt():
                 super().do(action)
             case _:
@@ -204,8 +201,3 @@ class Executor(StageExecutor[RoundMachine]):
         drop_other_stages(context.storage.directory, self._stage)
         self._retention.release_other_stages()
         return signed
-
-
-async def _mined(send: Callable[[], Receipt]) -> e.Event:
-    with action_failures():
-        return e.Mined((await trio.to_thread.run_sync(send, abandon_on_cancel=True)).block)

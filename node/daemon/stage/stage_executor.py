@@ -1,11 +1,13 @@
 """Does what the machine of one stage asks for, with a training process, peers and the account's key."""
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Generic, TypeVar, overload
 
 import trio
 
 from dlx.ledger.bonds import Evidence
+from dlx.ledger.client import Receipt
 from dlx.ledger.typed import Contribution, SignedContribution
 from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.data.retention import Retention
@@ -71,6 +73,8 @@ class StageExecutor(Generic[M]):
                 return self._sign_seal(action)
             case a.KeepEvidence(account=account, evidence=evidence):
                 return self._keep_evidence(account, evidence)
+            case a.SendSeal(seal=seal, signatures=signatures):
+                return mined(partial(self._context.chain.sealer.seal, seal, signatures))
             case a.Statement():
                 return self._gossip(action)
             case _:
@@ -203,3 +207,9 @@ class StageExecutor(Generic[M]):
         event = None if self._pool.has(data) else event_of(data, "", self._run.id, self._rules.domain)
         if event is not None:
             self._pool.put(event, data, self._machine.view, self._context.chain.now())
+
+
+async def mined(send: Callable[[], Receipt]) -> e.Event:
+    """What a transaction comes to."""
+    with action_failures():
+        return e.Mined((await trio.to_thread.run_sync(send, abandon_on_cancel=True)).block)

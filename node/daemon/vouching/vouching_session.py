@@ -6,9 +6,10 @@ from dlx.ledger.view.run_view import RunView
 from dlx.node.daemon.context import RunContext
 from dlx.node.daemon.data.retention import Retention
 from dlx.node.daemon.stage.open_stage import OpenStage
-from dlx.node.daemon.stage.stage_executor import StageExecutor
+from dlx.node.daemon.stage.stage_executor import StageExecutor, Work
 from dlx.node.daemon.stage.stage_session import StageSession
 from dlx.node.home import logs
+from dlx.node.round import actions as a
 from dlx.node.round import events as e
 from dlx.node.round.vouching import VouchingMachine
 from dlx.node.trainer import messages as m
@@ -27,6 +28,7 @@ class VouchingSession(StageSession[VouchingMachine]):
         super().__init__(context, stage, view, block)
         self._retention, self._trainer = retention, Trainer(placement)
         self._placement = placement
+        self._alone = -2  # the newest round that this node sealed empty
 
     @property
     def waiting_for(self) -> str | None:
@@ -57,6 +59,28 @@ class VouchingSession(StageSession[VouchingMachine]):
             self.emit(e.LedgerSeen(view, self._first_block))
             self._nursery.start_soon(self._tick)
             self._nursery.start_soon(self._ask_for_missed, rules)
+
+    def emit(self, event: e.Event) -> bool:
+        """As of any session, with what the operator wants of a founder now."""
+        if self.machine is not None:
+            self.machine.seals_empty = self.context.operator.seals_empty()
+        return super().emit(event)
+
+    async def _carry_out(self, task: a.Task, work: Work) -> None:
+        if isinstance(task, a.SendSeal) and self.machine is not None:
+            self._say(task.seal.round, self.machine)
+        await super()._carry_out(task, work)
+
+    def _say(self, round: int, machine: VouchingMachine) -> None:
+        """Once of rounds in a row."""
+        view, begins = machine.view, round not in (self._alone, self._alone + 1)
+        self._alone = round
+        if begins:
+            late = int((self._now - (view.opened_at or self._now)) / machine.rules.round_timeout)
+            log.warning(
+                f"sealing round {round} of stage {self.stage} empty, and those after it as long as nobody else seals "
+                f"them: its members have not sealed it for {late} round timeouts"
+            )
 
     def _on_trainer(self, message: m.FromTrainer) -> None:
         """Questions that the process did not answer fail by themselves."""

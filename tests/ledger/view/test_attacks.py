@@ -13,6 +13,7 @@ from dlx.ledger.events import Accused, Dealt, Dismissed, Evicted, Reclaimed
 from dlx.ledger.view import runs
 from dlx.ledger.view.run_state import ViewError
 from dlx.ledger.view.weights import ENOUGH, FULL
+from dlx.node.round.sealing import ALONE_PATIENCE
 
 ROOT = Path(__file__).parents[3]
 
@@ -203,6 +204,31 @@ def test_captors_that_seal_nothing_are_dismissed_as_long_as_a_founder_can_seal_e
             story.seal(0, [], [], wait=5 * TIMEOUT)
         assert view.may_dismiss(FOUNDER, captor, story.time)
     assert "After 51 seals not even such a founder can" in page("docs/threats.md")
+
+
+@pytest.mark.parametrize(("every", "until"), [(30, 56), (20, 23)])
+def test_captors_that_let_one_round_of_many_through_while_a_founders_node_seals_the_others_empty(
+    every: int, until: int
+):
+    """In round timeouts: how often. `until` which of their rounds a founder can dismiss them."""
+    story = Story.staffed(3, max_replicas=3, horizon=128, rounds=2000)
+    view, worked, last = story.view, 0, 0
+    while worked < 60:
+        begins, patience = view.opened_at, ALONE_PATIENCE  # the round was just worked
+        while True:
+            late = range(1, 6)
+            first = next((n for n in late if view.may_seal(0, [], [], view.opened_at + n * TIMEOUT, founder=True)), 99)
+            if view.opened_at + (first + patience) * TIMEOUT > begins + every * TIMEOUT:
+                break
+            story.seal(0, [], [], wait=(first + patience) * TIMEOUT)
+            patience = 1
+        if view.may_dismiss(FOUNDER, ACCOUNTS[0], story.time):
+            last = worked
+        story.work(1, range(3), wait=TIMEOUT)
+        worked += 1
+    assert last == until, "before their 24th seal a founder can at once"
+    told = "So it can dismiss them until their 56th seal. Squatters that let one through in 20 T do not"
+    assert told in page("docs/threats.md")
 
 
 @pytest.mark.parametrize(("silent", "after"), [(6, 5), (7, None)])

@@ -43,6 +43,7 @@ def make_context(
     directory: Path = Path("/nowhere"),
     private_data: Path | None = None,
     data_cache: int = 0,
+    seals_empty: bool = False,
     metrics: Any = NOT_GIVEN,
     on_sealed: Callable[[Any, bool], None] = lambda sealed, counted: None,
 ) -> RunContext:
@@ -53,6 +54,6 @@ def make_context(
         Network(exchange, gossip, NOT_GIVEN, NOT_GIVEN, peer_of, reject, said_before),
         Chain(client, Sealer(client, ""), now),
         Storage(blobs, directory),
-        Operator(Placement(), private_data, data_cache, lambda: False),
+        Operator(Placement(), private_data, data_cache, lambda: False, lambda: seals_empty),
         Observers(metrics, lambda: dict.fromkeys(TRAFFIC, (0, 0)), lambda trained: None, on_sealed),
     )

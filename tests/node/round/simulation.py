@@ -9,7 +9,7 @@ import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from dlx.ground.constants import UNIT
 from dlx.ledger import events as chain
@@ -106,6 +106,12 @@ class Member(Party):
         return sign(report.digest(DOMAIN), self.key)
 
 
+def signed_by(sealed: chain.Sealed) -> set[str]:
+    """Whose signatures of the seal the ledger took, and a founder's."""
+    entries = split_entries(sealed.signatures)
+    return {recover(sealed.digest, entry.signature) for entry in entries if entry.signs is not Signs.RECORD}
+
+
 def round_of(event: Any) -> int:
     """The round that a message is about."""
     match event:
@@ -131,6 +137,7 @@ class Simulation:
         start_time: int = 0,
         spare: int = 2,
         founder: int | None = None,
+        horizon: int = HORIZON,
     ) -> None:
         self.rules, self.random, self.loss, self.train_seconds = rules, random.Random(seed), loss, train_seconds
         self.now, self.block = START, 10
@@ -139,7 +146,7 @@ class Simulation:
         self.kept = RunView(RUN, DOMAIN, seals_needed(rules))  # what a running node has of it
         self.seals: dict[tuple[int, int], bytes] = {}
         config = RunConfig(
-            digest("manifest"), rules.rounds, rules.stages, min_replicas, replicas + spare, 5, 8, HORIZON,
+            digest("manifest"), rules.rounds, rules.stages, min_replicas, replicas + spare, 5, 8, horizon,
             MIN_ROUND_TIME, int(rules.round_timeout), EVICTION_TIME, 1000, start_time, rules.tokens_per_step, False, 0,
             bytes(32),
         )  # fmt: skip
@@ -157,6 +164,7 @@ class Simulation:
         }
         self.vouching: dict[int, Party] = {}  # the founder, in the stages that need it
         self.founder_alive = True
+        self.seals_empty = False  # what its operator wants
         self.mail: list[tuple[float, Callable[[], None]]] = []
         for account in self.members:
             self.connect(account)
@@ -191,6 +199,7 @@ class Simulation:
             if stage not in self.vouching:
                 machine = VouchingMachine(self.rules, account, stage, self.kept.copy())
                 self.vouching[stage] = Party(self.founder, machine)
+            cast(VouchingMachine, self.vouching[stage].machine).seals_empty = self.seals_empty
             if self.ledger_up and self.random.random() < 0.3:
                 self.see_ledger(self.vouching[stage])
             self.feed(self.vouching[stage], e.Tick())
@@ -350,16 +359,16 @@ class Simulation:
                     self.feed(self.members[other], e.NeighbourWants(back, round, ready, steps))
             case a.HaveSamples(round=round):
                 self.done(member, action, e.SamplesHere(round))
-            case a.Transaction():
-                ok = self.ledger_up and self.transact(member, action)
-                mined, refused = e.Done(action, e.Mined(self.block)), e.Failed(action, "refused")
-                self.later(member, mined if ok else refused, 0.5)
             case _:
                 self.do(member, action)
 
     def do(self, member: Party, action: a.Action) -> None:
         """What members and a founder do alike."""
         match action:
+            case a.Transaction():
+                ok = self.ledger_up and self.transact(member, action)
+                mined, refused = e.Done(action, e.Mined(self.block)), e.Failed(action, "refused")
+                self.later(member, mined if ok else refused, 0.5)
             case a.GossipContribution(signed=signed):
                 signer = signed.contribution.account
                 self.gossip(member, e.ContributionSeen(signed, signer, member.account))
@@ -536,7 +545,7 @@ class Simulation:
         self.view.apply(event)
         self.kept.apply(event)
 
-    def transact(self, member: Member, action: a.Action) -> bool:
+    def transact(self, member: Party, action: a.Action) -> bool:
         """What the contract would take. Its rules are those of the view, which the ledger's tests compare with it."""
         account, view, now = member.account, self.view, int(self.now)
         match action:

@@ -106,3 +106,16 @@ def test_a_finished_run_can_cost_nobody_a_slot() -> None:
     chain.seal(FIRST)
     assert chain.view.finished
     assert notices(chain.view, SECOND, chain.now) == ()
+
+
+def test_a_founder_hears_how_to_free_the_slots_of_a_stage_that_stands_still(chain: Chain) -> None:
+    for _ in range(31):
+        chain.seal()
+    assert notices(chain.view, FIRST, chain.now) == ()
+    chain.seal()
+    (notice,) = notices(chain.view, FIRST, chain.now)
+    assert "stage 0 stands still: `" in notice
+    assert f"dlx-node run dismiss {SECOND} --run 0x{RUN.hex()}` frees a slot; --for ACCOUNT says for whom" in notice
+    assert not any("stands still" in one for one in notices(chain.view, SECOND, chain.now)), "it is no founder"
+    chain.seal(FIRST)
+    assert notices(chain.view, FIRST, chain.now) == ()

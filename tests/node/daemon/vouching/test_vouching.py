@@ -12,7 +12,7 @@ import trio
 from dlx.ground.blobs import BlobStore
 from dlx.ground.constants import NO_HASH
 from dlx.ground.merkle import file_root
-from dlx.ledger.typed import SignedContribution, account_of, recover, sign
+from dlx.ledger.typed import Seal, SignedContribution, account_of, recover, sign
 from dlx.node.daemon.data.retention import Retention
 from dlx.node.daemon.messages import Heard, event_of, seals_topic
 from dlx.node.daemon.metrics import Metrics
@@ -24,6 +24,7 @@ from dlx.node.daemon.vouching.vouching import Vouching
 from dlx.node.home.keys.slashing_protection import SlashingProtection
 from dlx.node.round import events as e
 from dlx.node.round.rules.round_rules import Rules
+from dlx.node.round.sealing import ALONE_PATIENCE
 from dlx.node.trainer import messages as m
 from dlx.p2p import wire
 from dlx.p2p.exchange import BlobNotFound
@@ -67,7 +68,7 @@ class Trainer:
 class Scene:
     """A run of one member; its founder's node hears it and the chain."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, seals_empty: bool = False) -> None:
         rules = make_rules(rounds=2, stages=1, delay=0, max_payload_sizes=({0: 1000},))
         monkeypatch.setattr(Rules, "of_run", lambda *_: rules)
         monkeypatch.setattr(module, "Terms", SimpleNamespace(of=lambda manifest: rules))
@@ -80,6 +81,7 @@ class Scene:
         self.ledger.founder_alive = False  # this scene's is
         self.signer = SlashingProtection(folder / "signed.sqlite", FOUNDER, DOMAIN)
         self.said: list[tuple[str, bytes]] = []
+        self.sent: list[Seal] = []
         self.topics: set[str] = set()
         gossip = SimpleNamespace(publish=self._publish, follow=self._follow, neighbours=lambda topic: ())
         root = file_root(self.store.path(genesis)).hex()
@@ -89,12 +91,19 @@ class Scene:
         self.context = make_context(
             manifest=manifest, signer=self.signer, exchange=self, gossip=gossip, client=self,
             now=lambda: START + trio.current_time(), blobs=self.store, directory=folder, metrics=Metrics(RUN),
+            seals_empty=seals_empty,
         )  # fmt: skip
         self.follower = SimpleNamespace(seen=Observable(self.seen()))
         self.vouching = Vouching(self.follower, self.context)  # type: ignore[arg-type]
 
     def seen(self) -> Any:
         return SimpleNamespace(view=self.ledger.kept.copy(), head=SimpleNamespace(block=self.ledger.block))
+
+    def seal(self, seal: Seal, signatures: bytes) -> SimpleNamespace:
+        """What the chain's client does."""
+        assert self.ledger.seal(seal, signatures)
+        self.sent.append(seal)
+        return SimpleNamespace(block=self.ledger.block)
 
     async def _sound(self, *given: Any) -> None:
         pass
@@ -190,6 +199,29 @@ def test_what_is_heard_is_told_apart(scene: Scene) -> None:
         assert scene.hear(vote(member.key)) is Heard.NEWS
 
     scene.play(program)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_rounds_that_nobody_seals_are_sealed_empty_where_its_operator_wants_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wanted: bool
+) -> None:
+    scene = Scene(tmp_path, monkeypatch, seals_empty=wanted)
+    timeout = scene.ledger.rules.round_timeout
+
+    async def program() -> None:
+        await scene.until(lambda: scene.is_open)
+        while trio.current_time() < (ALONE_PATIENCE + 5) * timeout and len(scene.sent) < 2:
+            scene.ledger.now = START + trio.current_time()  # of the seal's block
+            scene.ledger.block += 1
+            scene.follower.seen.set(scene.seen())
+            await trio.sleep(1)
+
+    scene.play(program)
+    assert [(seal.round, seal.records) for seal in scene.sent] == [(0, ()), (1, ())][: 2 * wanted]
+    assert len(scene.signer.entries().seals) == 2 * wanted and not scene.said
+    told = f"its members have not sealed it for {ALONE_PATIENCE + 1} round timeouts"
+    lines = [line for line in caplog.messages if told in line]
+    assert len(lines) == wanted and all("sealing round 0 of stage 0 empty" in line for line in lines)
 
 
 def test_once_the_stage_needs_no_founder_it_stops_and_keeps_nothing_of_it(
