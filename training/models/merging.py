@@ -18,7 +18,8 @@ def merge(manifest: Manifest, adapter: Path, base: Path, out: Path) -> None:
     """Write the new folder `out`, with the weights that `pull --merged` writes. `adapter` is what `pull` wrote of a run
     with this manifest, `base` the Hugging Face folder that the run started from, both of unknown origin.
 
-    Tokenizer and chat template are the adapter's folder's; what ends a text, and how one is drawn, the base's. Raises
+    Tokenizer and chat template are the adapter's folder's; what ends a text, and how one is drawn, the base's, which
+    nothing is compared with. Raises
     WeightsError, also for another base, ManifestError, DataError, ExportError, OSError.
     """
     checkpoint = Checkpoint(manifest, base)

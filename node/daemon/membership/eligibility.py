@@ -1,11 +1,14 @@
 """How an account stands on the ledger, in words: how much it weighs in its stage, and what it has to know or to do."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from dlx.ledger.view.run_view import RunView
 from dlx.ledger.view.runs import UNCOUNTED_ROUNDS
 from dlx.node.home.program import line
 from dlx.node.round.rules.round_rules import weight_share
+
+_NAMED = 8  # accounts of a stage
 
 
 def weight(view: RunView, account: str, now: float) -> str | None:
@@ -49,18 +52,29 @@ def _own_slot(view: RunView, account: str, now: float) -> tuple[str, ...]:
 
 
 def _dismissals(view: RunView, account: str, now: int) -> tuple[str, ...]:
-    """Of each stage that stands still: what frees the first of the slots that a founder may free now."""
+    """Where a stage stands still: whom the founder may dismiss, in all stages. Which of them holds it up nobody can
+    tell by that: a stage beside it may seal what its members made up."""
     if not view.created or not view.is_founder(account):
         return ()
-    found = []
-    for stage in range(view.config.stages):
-        members = view.members_in(stage) if view.stands_still(stage) else ()
-        others = [one for one in members if one != account and view.may_dismiss(account, one, now)]
-        if others:
-            paste = line("run", "dismiss", others[0], "--run", f"0x{view.run.hex()}", of_ledger=True)
-            each = f", and so for each of its {len(others)} members that does not work" if len(others) > 1 else ""
-            found.append(f"stage {stage} stands still: `{paste}` frees a slot{each}; --for ACCOUNT says for whom")
-    return tuple(found)
+    stages = range(view.config.stages)
+    still = [str(stage) for stage in stages if view.stands_still(stage)]
+    may = {
+        stage: [one for one in view.members_in(stage) if one != account and view.may_dismiss(account, one, now)]
+        for stage in (stages if still else ())
+    }
+    if not any(may.values()):
+        return ()
+    paste = line("run", "dismiss", "ACCOUNT", "--run", f"0x{view.run.hex()}", of_ledger=True)
+    whom = "; ".join(f"of stage {stage} {_listed(accounts)}" for stage, accounts in may.items() if accounts)
+    return (
+        f"stage {', '.join(still)} stands still. Who holds it up may sit in another stage, whose seals nobody can use. "
+        f"`{paste}` frees a slot, --for SUCCESSOR says for whom. You may dismiss {whom}",
+    )
+
+
+def _listed(accounts: Sequence[str]) -> str:
+    more = f" and {len(accounts) - _NAMED} more" if len(accounts) > _NAMED else ""
+    return ", ".join(accounts[:_NAMED]) + more
 
 
 def full(view: RunView, stage: int | None, now: float) -> str:

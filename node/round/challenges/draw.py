@@ -16,7 +16,9 @@ from dlx.training.recipe.manifest import Manifest
 from dlx.training.slot.segments import segment_steps, segments_in
 
 MOST_WINDOW = 1024  # rounds that a node looks back on, whatever the manifest says
-SETTLED = 64  # blocks above the one that draws: its hash stays, and is not asked for again
+SETTLED = (
+    64  # blocks above the one that draws: its hash is not asked for again; two epochs of Ethereum, whose are final
+)
 _SPAN = 2**64  # of the number that is compared with the share
 
 
@@ -58,8 +60,8 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How a round is drawn that all stages have sealed: by the hash of `block`. All who look at draws go by it: nodes,
-    pages, audits and watches."""
+    """How the training of a round is drawn that all stages have sealed: by the hash of `block`. Nodes, pages, audits
+    and watches go by it."""
 
     seals: tuple[Sealed, ...]  # of each stage, stage 0 first
     block: int

@@ -1,5 +1,7 @@
 """How an account stands, in words, through the life of a stage."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from dlx.ledger.events import Accused, Event, EventPosition, Evicted, Joined, RunCreated, RunOpened, Sealed
@@ -15,15 +17,29 @@ RUN, START = b"\x01" * 32, 1_800_000_000
 
 
 class Chain:
-    """One stage, of which two replicas are enough."""
+    """One stage, of which two replicas are enough. FIRST is the founder."""
 
-    def __init__(self, rounds: int = 100) -> None:
+    def __init__(
+        self,
+        rounds: int = 100,
+        slots: Sequence[tuple[str, int, int]] = ((FIRST, 0, 0), (SECOND, 1, 0)),
+        horizon: int = 8,
+    ) -> None:
         self.now = START
         self.view = RunView(RUN, Domain(31337, f"0x{9:040x}"))
-        terms = config(stages=1, rounds=rounds, min_replicas=2, max_replicas=3, round_timeout=100, eviction_time=60)
-        self.apply(RunCreated(RUN, FIRST, terms, "a-run", (bytes([4]) * 32,), (FIRST,), self.at()))
-        self.apply(Joined(RUN, FIRST, 0, 0, self.at()))
-        self.apply(Joined(RUN, SECOND, 1, 0, self.at()))
+        stages, replicas = 1 + max(stage for _, _, stage in slots), 1 + max(replica for _, replica, _ in slots)
+        terms = config(
+            stages=stages,
+            rounds=rounds,
+            min_replicas=replicas,
+            max_replicas=3,
+            round_timeout=100,
+            eviction_time=60,
+            horizon=horizon,
+        )
+        self.apply(RunCreated(RUN, FIRST, terms, "a-run", (bytes([4]) * 32,) * stages, (FIRST,), self.at()))
+        for account, replica, stage in slots:
+            self.apply(Joined(RUN, account, replica, stage, self.at()))
         self.apply(RunOpened(RUN, self.now, self.at(0)))
 
     def at(self, seconds: int = 5) -> EventPosition:
@@ -33,14 +49,14 @@ class Chain:
     def apply(self, event: Event) -> None:
         self.view.apply(event)
 
-    def seal(self, *accounts: str) -> None:
+    def seal(self, *accounts: str, stage: int = 0) -> None:
         view = self.view
         makers = {replica: account for account in accounts for replica, _ in [view.slot_of(account)]}  # type: ignore[misc]
-        counted = work(view, 0, makers, KEYS)
-        seal = seal_of(view, 0, counted)
+        counted = work(view, stage, makers, KEYS)
+        seal = seal_of(view, stage, counted)
         signed = signatures_of(view, seal, counted, (FIRST, SECOND), KEYS)
         digest = seal.digest(view.domain)
-        self.apply(Sealed(RUN, 0, seal.round, digest, seal.outcome, seal.records, signed, self.at(200)))
+        self.apply(Sealed(RUN, stage, seal.round, digest, seal.outcome, seal.records, signed, self.at(200)))
 
 
 @pytest.fixture
@@ -108,14 +124,18 @@ def test_a_finished_run_can_cost_nobody_a_slot() -> None:
     assert notices(chain.view, SECOND, chain.now) == ()
 
 
-def test_a_founder_hears_how_to_free_the_slots_of_a_stage_that_stands_still(chain: Chain) -> None:
+def test_a_founder_hears_how_to_free_the_slots_of_a_run_that_stands_still() -> None:
+    chain = Chain(slots=[(THIRD, 0, 0), (SECOND, 0, 1)], horizon=128)
     for _ in range(31):
         chain.seal()
+        chain.seal(SECOND, stage=1)
     assert notices(chain.view, FIRST, chain.now) == ()
     chain.seal()
     (notice,) = notices(chain.view, FIRST, chain.now)
-    assert "stage 0 stands still: `" in notice
-    assert f"dlx-node run dismiss {SECOND} --run 0x{RUN.hex()}` frees a slot; --for ACCOUNT says for whom" in notice
+    assert notice.startswith("stage 0 stands still. Who holds it up may sit in another stage")
+    assert f"dlx-node run dismiss ACCOUNT --run 0x{RUN.hex()}` frees a slot" in notice
+    assert notice.endswith(f"You may dismiss of stage 0 {THIRD}; of stage 1 {SECOND}")
     assert not any("stands still" in one for one in notices(chain.view, SECOND, chain.now)), "it is no founder"
-    chain.seal(FIRST)
+    chain.seal(SECOND, stage=1)
+    chain.seal(THIRD)
     assert notices(chain.view, FIRST, chain.now) == ()
