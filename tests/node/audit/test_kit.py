@@ -16,7 +16,7 @@ import pytest
 
 from dlx.ground.blobs import write_blob
 from dlx.ledger.client import LedgerClient
-from dlx.ledger.errors import LedgerError
+from dlx.ledger.errors import LedgerError, RpcError
 from dlx.ledger.proof.history import Pin
 from dlx.node.audit.kit import EXAMPLE, Kit, make_kit
 from dlx.node.audit.replay_choice import ReplayChoice
@@ -198,7 +198,10 @@ def test_a_kit_whose_answers_were_altered_does_not_pass(kit: Path) -> None:
     for change in (without_its_last_event, with_another_event, with_another_time, with_other_code):
         (kit / "chain.jsonl").write_bytes(whole)
         _altered(kit, change)
-        assert _failing(kit) <= {"chain node", "bytecode"}, change.__name__
+        try:
+            assert _failing(kit) <= {"chain node", "bytecode"}, change.__name__
+        except RpcError as missing:  # what was altered can lead to a block that nobody asked for when the kit was made
+            assert "has no answer to this" in str(missing), change.__name__
 
 
 def test_a_kit_of_another_block_than_it_names_does_not_pass(kit: Path) -> None:
